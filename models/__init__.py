@@ -1,0 +1,1 @@
+"""Turn a model spec into a workload: a live model and its example calls."""

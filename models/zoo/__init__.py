@@ -1,0 +1,1 @@
+"""Real public model configurations as data, and the names they go by."""

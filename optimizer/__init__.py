@@ -1,0 +1,1 @@
+"""Let proposers compete on each task before a judge, with every attempt on record."""

@@ -1,0 +1,1 @@
+"""Turn a region into a typed loop program, and a loop program into C++ or Triton source."""

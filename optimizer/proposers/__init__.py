@@ -1,0 +1,1 @@
+"""Everything that makes candidates: template search, library calls, language models."""

@@ -1,0 +1,88 @@
+"""The records of a profile: one row for each captured op, and the step they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..models.record import Record
+
+
+@dataclass(frozen=True)
+class Limits(Record):
+    """What this device can do, measured on it (never looked up by its name).
+
+    copy_gb_s: bytes read plus bytes written per second of a large device copy, in 1e9 bytes.
+    matmul_tflop_s: dtype name (as in `str(dtype)` without "torch.") to the rate of a large square matmul, in 1e12 FLOP/s.
+    launch_us: host time to launch one trivial op. cache_bytes: size of the last-level cache.
+    """
+
+    device: str
+    copy_gb_s: float
+    matmul_tflop_s: dict[str, float]
+    launch_us: float
+    cache_bytes: int
+    measured_at: str
+
+
+@dataclass(frozen=True)
+class Row(Record):
+    """One op as it was executed: same op, module, shapes, dtypes and strides are one row with a call count.
+
+    self_us: self device time a step (CPU time on a CPU), all calls together; counted once, at the launch.
+    floor_us: least time for all calls on this machine by `Limits`; None where neither bytes nor FLOPs are known.
+    source: what kind of work it is: "memory" (bound by bytes), "compute" (bound by FLOPs) or "overhead".
+    """
+
+    op: str
+    module: str
+    module_class: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    strides: tuple[tuple[int, ...], ...]
+    calls: int
+    self_us: float
+    floor_us: float | None
+    bytes: int | None
+    flops: int | None
+    source: str
+
+    @property
+    def headroom(self) -> float | None:
+        """How many times slower than its floor the row runs; None where the floor is unknown."""
+        return self.self_us / self.floor_us if self.floor_us else None
+
+
+@dataclass(frozen=True)
+class CallProfile(Record):
+    """One example call of the workload: its rows, its wall time, and what the rows leave out.
+
+    step_us: median wall time of the unprofiled call. recorded_us: the same under the profiler.
+    other_us: `recorded_us` minus the rows' sum, never negative. busy_share: device-busy share of the recorded step (1.0 on a CPU).
+    """
+
+    name: str
+    weight: float
+    rows: tuple[Row, ...]
+    step_us: float
+    step_samples_us: tuple[float, ...]
+    recorded_us: float
+    other_us: float
+    busy_share: float
+    launches: int
+    peak_bytes: int
+
+    @property
+    def coverage(self) -> float:
+        """Share of the recorded step that the rows account for."""
+        return 1.0 - self.other_us / self.recorded_us if self.recorded_us else 0.0
+
+
+@dataclass(frozen=True)
+class Profile(Record):
+    """Where a workload spends its time. notes: what a reader must know (degraded clocks, launch-bound, unwrapped model)."""
+
+    model: str
+    device: str
+    limits: Limits
+    calls: tuple[CallProfile, ...]
+    notes: tuple[str, ...] = ()
