@@ -1,0 +1,167 @@
+"""Turn a node of a captured torch-IR graph into the ATen ops it runs and the kind of work they are.
+
+Nothing is matched by name: a node is executed on its fake example values under a dispatch mode, and the ops seen are
+judged by their schema, their tags and torch's own FLOP registry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+# Memory-bound ops that torch does not tag as pointwise: reductions and normalisations along dims, moves of rows.
+_ROW_PACKETS = frozenset(
+    {
+        aten.sum,
+        aten.mean,
+        aten.amax,
+        aten.amin,
+        aten.max,
+        aten.min,
+        aten.prod,
+        aten.any,
+        aten.all,
+        aten.var,
+        aten.var_mean,
+        aten.std,
+        aten.argmax,
+        aten.logsumexp,
+        aten.linalg_vector_norm,
+        aten.cumsum,
+        aten._softmax,
+        aten._log_softmax,
+        aten.native_layer_norm,
+        aten._fused_rms_norm,
+        aten.native_group_norm,
+        aten.embedding,
+        aten.index_select,
+        aten.gather,
+        aten.cat,
+        aten.stack,
+        aten._to_copy,
+        aten.clone,
+    }
+)
+
+
+class NodeKind(Enum):
+    """What a node is to the region finder.
+
+    ANCHOR has FLOPs of its own (matmul, convolution, attention); MEMORY is bound by bytes; VIEW moves none;
+    IDENTITY runs no op (dropout in eval); BARRIER must stay where it is (mutation, randomness, unknown or non-tensor work).
+    """
+
+    ANCHOR = "anchor"
+    MEMORY = "memory"
+    VIEW = "view"
+    IDENTITY = "identity"
+    BARRIER = "barrier"
+
+
+class _SeenOps(TorchDispatchMode):
+    """Collects the ops dispatched below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[torch._ops.OpOverload] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":  # prim.device and the like ask a tensor what it is; they do nothing to it
+            self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def node_kinds(gm: fx.GraphModule) -> dict[fx.Node, NodeKind]:
+    """Return the kind of every call node of `gm`; nodes without example values are barriers."""
+    return {node: _kind(node, ops_of(node)) for node in gm.graph.nodes if is_call(node)}
+
+
+def is_call(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "call_module")
+
+
+def example(node: fx.Node) -> Any:
+    """Return the fake value Dynamo recorded for `node`, None where it recorded none."""
+    return node.meta.get("example_value")
+
+
+def is_weight(node: fx.Node) -> bool:
+    """Whether `node` is a parameter or buffer of the model, as Dynamo's source of the placeholder says."""
+    source = str(getattr(node, "_dynamo_source", "") or "")
+    return node.op == "get_attr" or isinstance(example(node), torch.nn.Parameter) or "ParamBufferSource" in source
+
+
+def ops_of(node: fx.Node) -> tuple[torch._ops.OpOverload, ...] | None:
+    """Return the ATen ops that `node` dispatches, in order; None where it cannot be run on its example values."""
+    if node.op == "call_module" or any(example(n) is None for n in node.all_input_nodes):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), example)
+    fake_mode = _fake_mode(node)
+    seen = _SeenOps()
+    try:
+        with fake_mode or contextlib.nullcontext(), _quiet(fake_mode), torch.no_grad(), seen:
+            if node.op == "call_method":
+                getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # any library's function may stand in the graph; what does not run on fakes is a barrier
+        return None
+    return tuple(seen.ops)
+
+
+def _fake_mode(node: fx.Node) -> FakeTensorMode | None:
+    for value in (example(node), *(example(n) for n in node.all_input_nodes)):
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch._subclasses.FakeTensor):
+                return leaf.fake_mode
+    return None
+
+
+@contextlib.contextmanager
+def _quiet(fake_mode: FakeTensorMode | None) -> Iterator[None]:
+    """Run without adding guards or symbols to the shape environment the graph was traced in."""
+    if fake_mode is None or fake_mode.shape_env is None:
+        yield
+        return
+    with fake_mode.shape_env.suppress_guards(), fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+        yield
+
+
+def _kind(node: fx.Node, ops: tuple[torch._ops.OpOverload, ...] | None) -> NodeKind:
+    if ops is None or not _gives_tensors(node):
+        return NodeKind.BARRIER
+    if any(torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable for op in ops):
+        return NodeKind.BARRIER
+    if any(op.overloadpacket in flop_registry for op in ops):
+        return NodeKind.ANCHOR
+    work = [op for op in ops if not _is_view(op)]
+    if not ops:
+        return NodeKind.IDENTITY
+    if not work:
+        return NodeKind.VIEW
+    return NodeKind.MEMORY if all(_is_memory(op) for op in work) else NodeKind.BARRIER
+
+
+def _gives_tensors(node: fx.Node) -> bool:
+    leaves = tree_leaves(example(node))
+    return bool(leaves) and all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    returns = op._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _is_memory(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.pointwise in op.tags or op.overloadpacket in _ROW_PACKETS
