@@ -166,10 +166,10 @@ def explain(error: BaseException) -> tuple[str, int]:
     if _out_of_memory(error):
         return f"out of memory ({_first_line(error)}); try a smaller --batch or --seq-len", 3
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return (
-            f"{error.filename or 'the system'}: {error.strerror}; free space, or choose another --out or HOTSWAP_CACHE",
-            3,
-        )
+        where = error.filename or "the system"
+        return f"{where}: {error.strerror}; free space, or choose another --out or HOTSWAP_CACHE", 3
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("hotswap"):
+        return f"the package {error.name!r} is not installed; `pip install {error.name}`, or `make install`", 3
     hint = "" if debugging() else "; `--debug` shows the traceback"
     return f"unexpected {type(error).__name__}: {_first_line(error)}; this is a fault in hotswap{hint}", 1
 

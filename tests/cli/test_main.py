@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from hotswap.cli.main import COMMANDS, command, explain, main
 from hotswap.models import errors
 
