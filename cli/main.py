@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -14,6 +14,10 @@ from types import FrameType
 import click
 
 from ..models.errors import HotswapError, Interrupted
+from ..models.settings import variable
+from ..models.suggest import did_you_mean
+
+LOGGER = logging.getLogger("hotswap")
 
 # Names and help without importing a command: `hotswap --help` must not wait for any of them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -79,9 +83,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "`hotswap --help` lists them"
-            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -99,7 +101,7 @@ def debug_option() -> click.Option:
 
 def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        os.environ["HOTSWAP_DEBUG"] = "1"
+        LOGGER.setLevel(logging.DEBUG)
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -120,12 +122,12 @@ def command() -> None:
     MODEL is a Hugging Face id or local directory, `file.py:factory`, `package.module:Class`, or a zoo name such as
     `llama-3.2-1b@tiny`. `hotswap COMMAND --help` explains a command.
     """
-    _log_to_stderr()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; whatever happens, the user reads one line."""
     signal.signal(signal.SIGTERM, _terminated)
+    _log_to_stderr()
     try:
         code = command.main(args=None if argv is None else list(argv), prog_name="hotswap", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -176,7 +178,7 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 def debugging() -> bool:
     """Whether the user asked for tracebacks, by `--debug` or HOTSWAP_DEBUG."""
-    return os.environ.get("HOTSWAP_DEBUG", "") not in ("", "0")
+    return LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -199,8 +201,5 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 
 def _log_to_stderr() -> None:
-    import logging
-
-    level = logging.DEBUG if debugging() else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("hotswap").setLevel(level)
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
+    LOGGER.setLevel(logging.DEBUG if variable("HOTSWAP_DEBUG") not in (None, "0") else logging.WARNING)

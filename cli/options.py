@@ -1,0 +1,94 @@
+"""The flags that commands share, each with one name, one help text and one parser: `models.settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ..models.settings import Settings
+    from ..models.spec import LoadOptions
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Setting to (metavar, help). Values stay text here: `models.settings` parses them, from a flag or from anywhere else.
+SETTINGS: dict[str, tuple[str, str]] = {
+    "batch": ("N", "Batch size of the example inputs made for the model."),
+    "seq_len": ("N", "Length of the example inputs; repeat it for several example calls."),
+    "dtype": ("NAME", "auto, bf16, fp16, fp32 or fp64; auto is bf16 where the device computes in it."),
+    "device": ("NAME", "auto, cpu, cuda or cuda:1."),
+    "seed": ("N", "Seed of weights, inputs and search."),
+    "threads": ("N", "Threads of torch and of CPU kernels."),
+    "budget": ("TIME", "Time the search may take: 90s, 10m, 1h."),
+    "top": ("N", "How many tasks to work on, those with the most to gain first."),
+    "mode": ("NAME", "What runs around the kernels: auto, eager, cudagraph or inductor."),
+    "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
+    "out": ("DIR", "Run directory to write; runs/<time>-<model> unless given."),
+}
+MODEL_SETTINGS = ("batch", "seq_len", "dtype", "device", "seed", "threads")
+SEARCH_SETTINGS = ("budget", "top")
+WHOLE_SETTINGS = ("mode", "baselines")
+
+
+def settings_options(*names: str) -> Callable[[Function], Function]:
+    """Add a flag for each setting named, and `--config`; the command gets them as keywords for `resolved`."""
+
+    def decorate(function: Function) -> Function:
+        function = click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings.")(function)
+        for name in reversed(names):
+            metavar, text = SETTINGS[name]
+            flag = f"--{name.replace('_', '-')}"
+            function = click.option(flag, name, metavar=metavar, help=text, multiple=name == "seq_len")(function)
+        return function
+
+    return decorate
+
+
+def resolved(flags: dict[str, Any]) -> Settings:
+    """Return the settings in force, given the keywords that `settings_options` made."""
+    from ..models.settings import resolve
+
+    names = [name for name in flags if name in SETTINGS]
+    return resolve({name: flags[name] for name in names}, config=flags["config"])
+
+
+def model_options(function: Function) -> Function:
+    """Add what says how MODEL is loaded, beyond settings; `load_options` takes it."""
+    for option in (
+        click.option("--inputs", metavar="FILE:FUNCTION", help="Function that returns the example inputs."),
+        click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a Hugging Face model."),
+        click.option("--random-weights", is_flag=True, help="Build from the config alone; read no checkpoint."),
+    ):
+        function = option(function)
+    return function
+
+
+def load_options(
+    settings: Settings, *, random_weights: bool = False, trust_remote_code: bool = False, inputs: str | None = None
+) -> LoadOptions:
+    """Return how to load MODEL, from the settings and the flags of `model_options`."""
+    from ..models.spec import LoadOptions
+
+    return LoadOptions(
+        random_weights=random_weights,
+        trust_remote_code=trust_remote_code,
+        dtype=settings.dtype,
+        device=settings.device,
+        batch=settings.batch,
+        seq_len=settings.seq_len,
+        inputs=inputs,
+        seed=settings.seed,
+    )
+
+
+def json_option(function: Function) -> Function:
+    """Add `--json`: the command's `as_json` says to print one JSON document on stdout instead of tables."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, nothing else.")(function)
+
+
+def examples(*lines: str) -> str:
+    """Return the epilogue of a command's help: one example a line."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
