@@ -59,7 +59,7 @@ class NodeKind(Enum):
     """What a node is to the region finder.
 
     ANCHOR has FLOPs of its own (matmul, convolution, attention); MEMORY is bound by bytes; VIEW moves none;
-    IDENTITY runs no op (dropout in eval); BARRIER must stay where it is (mutation, randomness, unknown or non-tensor work).
+    IDENTITY runs no op (dropout in eval); BARRIER stays where it is (mutation, randomness, unknown work).
     """
 
     ANCHOR = "anchor"

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from .fingerprint import fingerprint
-from .node_ops import NodeKind, example, is_call, node_kinds
+from .node_ops import NodeKind, example, node_kinds
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,51 @@ def _memory_groups(kinds: dict[fx.Node, NodeKind], order: dict[fx.Node, int]) ->
     for node in inside:
         graph.add_edges_from((p, node) for p in node.all_input_nodes if p in members and levels[p] == levels[node])
     for component in nx.connected_components(graph):
-        trimmed = _trim_views(component, kinds)
-        for piece in nx.connected_components(graph.subgraph(trimmed)):
-            yield tuple(sorted(piece, key=order.__getitem__))
+        for part in _part_shared_producers(graph.subgraph(component), kinds):
+            for piece in nx.connected_components(graph.subgraph(_trim_views(part, kinds))):
+                yield tuple(sorted(piece, key=order.__getitem__))
+
+
+def _part_shared_producers(group: nx.Graph[fx.Node], kinds: dict[fx.Node, NodeKind]) -> list[set[fx.Node]]:
+    """Split off small producers that other groups read, too: a rotary table made once, broadcast into every layer.
+
+    Such a value is materialised anyway, and inside the first reader's group it would make that layer unlike the others.
+    """
+    parted = nx.Graph(group)
+    for node in group:
+        for producer in node.all_input_nodes:
+            if producer in group and _elements(producer) < _elements(node) and _read_outside(producer, group, kinds):
+                parted.remove_edge(producer, node)
+    parts = list(nx.connected_components(parted))
+    home = {node: i for i, part in enumerate(parts) for node in part}
+    flow: nx.DiGraph[int] = nx.DiGraph()
+    flow.add_edges_from(
+        (home[p], home[n]) for n in group for p in n.all_input_nodes if p in home and home[p] != home[n]
+    )
+    return parts if nx.is_directed_acyclic_graph(flow) else [set(group)]
+
+
+def _read_outside(node: fx.Node, group: nx.Graph[fx.Node], kinds: dict[fx.Node, NodeKind]) -> bool:
+    """Whether `node`, or what it is a view of, has readers outside `group`, looking through views."""
+    while kinds[node] is NodeKind.VIEW and node.all_input_nodes and node.all_input_nodes[0] in group:
+        node = node.all_input_nodes[0]
+    readers = list(node.users)
+    while readers:
+        reader = readers.pop()
+        if reader not in group:
+            return True
+        if kinds[reader] is NodeKind.VIEW:
+            readers.extend(reader.users)
+    return False
+
+
+def _elements(node: fx.Node) -> int:
+    return sum(_hint(leaf.numel()) for leaf in tree_leaves(example(node)) if isinstance(leaf, torch.Tensor))
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """Return the size a symbol had while tracing, without adding a guard."""
+    return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
 def _trim_views(group: set[fx.Node], kinds: dict[fx.Node, NodeKind]) -> set[fx.Node]:
@@ -111,13 +153,3 @@ def _name(nodes: tuple[fx.Node, ...], kinds: dict[fx.Node, NodeKind]) -> str:
 def op_name(node: fx.Node) -> str:
     """Return the name of the function or method that `node` calls."""
     return str(getattr(node.target, "__name__", node.target))
-
-
-def graph_calls(gm: fx.GraphModule) -> list[fx.Node]:
-    """Return the call nodes of `gm` in order."""
-    return [n for n in gm.graph.nodes if is_call(n)]
-
-
-def tensor_leaves(value: object) -> list[torch.Tensor]:
-    """Return the tensors of a nested value, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,7 +1,7 @@
 """Tell sizes from numbers: which integers of a region are sizes of its inputs, and which sizes vary together.
 
-An integer in a shape position (view, expand, arange, slice, normalized_shape) that equals an input's size *is* that size:
-the region means the same at another length. Integers elsewhere (dims, powers, factors) are constants.
+An integer in a shape position (view, expand, arange, slice, normalized_shape) that equals an input's size
+*is* that size: the region means the same at another length. Integers elsewhere (dims, powers, factors) are constants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SizeOf:
 
 
 def symbolize(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[Any, dict[str, Any]]:
-    """Return the args and kwargs of `node` with every size replaced by `SizeOf`; nodes and constants stay as they are."""
+    """Return the args and kwargs of `node` with every size replaced by `SizeOf`."""
     names, varargs = _shape_parameters(node)
 
     def walk(value: Any, position: bool) -> Any:
@@ -47,7 +47,7 @@ def symbolize(node: fx.Node, inputs: Sequence[fx.Node]) -> tuple[Any, dict[str, 
 
 def _as_size(value: Any, inputs: Sequence[fx.Node]) -> Any:
     number = example(value) if isinstance(value, fx.Node) else value
-    if isinstance(number, torch.Tensor) or isinstance(number, bool) or not isinstance(number, int | torch.SymInt):
+    if isinstance(number, torch.Tensor | bool) or not isinstance(number, int | torch.SymInt):
         return value
     wanted = str(number)
     for source, dim, size in _sizes(inputs):
@@ -98,7 +98,8 @@ def size_symbols(
     """Return the sizes that can vary, each as the ((input, dim), ...) that must vary together.
 
     shapes: for each recorded case the shapes of all inputs. A set of dims is one symbol when its sizes are equal in
-    every case and `run` accepts another size there but not in a smaller part of the set. Sizes that nothing can vary are left out.
+    every case and `run` accepts another size there but not in a smaller part of the set. Sizes that nothing
+    can vary are left out.
     make: builds inputs (on the meta device, say) of given shapes.
     """
     dims = [(i, d) for i, shape in enumerate(shapes[0]) for d in range(len(shape))]

@@ -42,7 +42,10 @@ class TensorSpec(Record):
 
 @dataclass(frozen=True)
 class ShapeCase(Record):
-    """One recorded set of input shapes. calls: times a step; eager_us: measured time of one call in the model's eager run."""
+    """One recorded set of input shapes.
+
+    calls: times a step. weight: calls times how often the step is served. eager_us: time of one call in the eager run.
+    """
 
     name: str
     inputs: tuple[TensorSpec, ...]

@@ -1,0 +1,302 @@
+"""Turn a capture into ranked tasks: equal regions become one task, and the most attainable gain comes first."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..models.record import write_text
+from ..profiler.recording import Limits, Profile
+from .capture import Capture, CapturedGraph
+from .floor import floor_us
+from .node_ops import NodeKind, example, node_kinds
+from .node_times import node_times_us
+from .reference import input_names, reference_source, region_module
+from .regions import Region, op_name
+from .sizes import size_symbols
+from .task import Extraction, ShapeCase, Site, Skipped, Task, TensorSpec, task_folder
+from .task_inputs import describe, snapshot, storages
+
+logger = logging.getLogger(__name__)
+
+# Below this share of the step a thing is not worth a line of its own.
+_WORTH_A_LINE = 0.01
+# From this share on a region is tried even at its floor: the floor of an anchor is only as good as the matmul it was
+# measured with, and a packed or better-blocked one can be faster.
+_WORTH_A_TRY = 0.05
+
+
+@dataclass
+class _Place:
+    """A region in its graph, with its measured time a run and its runs a weighted step."""
+
+    graph: CapturedGraph
+    region: Region
+    us: float
+    runs: float
+
+
+@dataclass
+class _Draft:
+    """A task in the making: all places of one fingerprint."""
+
+    places: list[_Place] = field(default_factory=list)
+    module: fx.GraphModule | None = None
+
+    @property
+    def first(self) -> _Place:
+        return self.places[0]
+
+
+def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path, *, top: int) -> Extraction:
+    """Write the `top` tasks with the most attainable gain as folders under `folder` and return the whole record.
+
+    profile: supplies the step time that shares are counted against, and the measured limits that floors come from.
+    """
+    weights = {call.name: call.weight for call in capture.workload.calls}
+    with torch.set_grad_enabled(capture.workload.mode == "training"):
+        times = {g.index: node_times_us(g, profile.device) for g in capture.graphs}
+    runs = {g.index: sum(n * weights[c] for c, n in g.runs.items()) for g in capture.graphs}
+    step_us = sum(c.step_us * c.weight for c in profile.calls)
+    drafts = _drafts(capture, times, runs)
+    ranked = sorted((_task(d, profile.limits, step_us, profile.device) for d in drafts), key=lambda t: -t[1].gain_us)
+    chosen = _named([(d, t) for d, t in ranked if t.gain_us > 0 or t.share >= _WORTH_A_TRY][:top])
+    left = [(d, t) for d, t in ranked if t.fingerprint not in {c.fingerprint for _, c in chosen}]
+    tasks = _write(chosen, folder)
+    skipped = [*_left_out(left, top), *_unsolved(capture, times, runs, step_us)]
+    covered = sum(sum(times[i].values()) * runs[i] for i in times) / step_us if step_us else 0.0
+    notes = (*capture.notes, *(() if tasks else ("no region with attainable gain was found",)))
+    return Extraction(
+        model=workload_name,
+        tasks=tuple(tasks),
+        skipped=tuple(sorted(skipped, key=lambda s: -s.self_us)),
+        graphs=len(capture.graphs),
+        breaks=capture.breaks,
+        covered=min(1.0, covered),
+        notes=notes,
+    )
+
+
+def _drafts(capture: Capture, times: dict[int, dict[fx.Node, float]], runs: dict[int, float]) -> list[_Draft]:
+    found: dict[str, _Draft] = defaultdict(_Draft)
+    for graph in capture.graphs:
+        for region in graph.regions:
+            us = sum(times[graph.index].get(n, 0.0) for n in region.nodes)
+            found[region.fingerprint].places.append(_Place(graph, region, us, runs[graph.index]))
+    return list(found.values())
+
+
+def _task(draft: _Draft, limits: Limits, step_us: float, device: str) -> tuple[_Draft, Task]:
+    """Return the draft with its task record; inputs are described from fakes, later replaced by captured ones."""
+    first = draft.first.region
+    draft.module = region_module(draft.first.graph.gm, first)
+    cases = _cases(draft)
+    floors = {
+        id(place): floor_us(place.region, region_module(place.graph.gm, place.region), limits)
+        for place, _ in cases.values()
+    }
+    eager = sum(p.us * p.runs for p in draft.places)
+    floor = sum(floors[id(place)] * sum(p.runs for p in members) for place, members in cases.values())
+    share = eager / step_us if step_us else 0.0
+    rest = max(0.0, 1.0 - share * (1.0 - min(1.0, floor / eager if eager else 1.0)))
+    task = Task(
+        name=first.name or "region",
+        fingerprint=first.fingerprint,
+        kind=first.kind,
+        device=device,
+        ops=tuple(op_name(n) for n in first.nodes),
+        inputs=input_names(first),
+        outputs=len(first.outputs),
+        cases=tuple(_case(i, place, members) for i, (place, members) in enumerate(cases.values())),
+        sites=tuple(dict.fromkeys(_site(p) for p in draft.places)),
+        eager_us=eager,
+        floor_us=floor,
+        share=share,
+        ceiling=1.0 / rest if rest else 1.0,
+    )
+    return draft, task
+
+
+def _cases(draft: _Draft) -> dict[Any, tuple[_Place, list[_Place]]]:
+    """Group places by the exact layout of their inputs: each group is one shape case, shown by its first place."""
+    found: dict[Any, tuple[_Place, list[_Place]]] = {}
+    for place in draft.places:
+        key = tuple((tuple(example(n).shape), example(n).stride()) for n in place.region.inputs)
+        found.setdefault(key, (place, []))[1].append(place)
+    return found
+
+
+def _case(index: int, place: _Place, members: Sequence[_Place]) -> ShapeCase:
+    return ShapeCase(
+        name=f"s{index}",
+        inputs=tuple(
+            TensorSpec(name, tuple(example(n).shape), example(n).stride(), 0, str(example(n).dtype)[6:], "activation")
+            for n, name in zip(place.region.inputs, input_names(place.region), strict=True)
+        ),
+        calls=len(members),
+        weight=sum(p.runs for p in members),
+        eager_us=sum(p.us for p in members) / len(members),
+    )
+
+
+def _site(place: _Place) -> Site:
+    node = place.region.nodes[-1]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = stack[-1] if stack else ("", "")
+    lines = (line.strip() for line in (node.meta.get("stack_trace") or "").splitlines())
+    code = [line for line in lines if line and not line.startswith("File ") and line.strip("^~ ")]
+    return Site(
+        module=module_path(path),
+        module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].strip("'>")),
+        ops=tuple(op_name(n) for n in place.region.nodes),
+        source=code[-1] if code else "",
+        graph=place.graph.index,
+    )
+
+
+def module_path(spelled: str) -> str:
+    """Return a module's path in the user's model from Dynamo's spelling: "L['self'].encoder.layer.0" is "encoder.layer.0"."""
+    head, _, tail = spelled.partition("].")
+    return tail if head.startswith("L[") else spelled.removeprefix("L['self']")
+
+
+def _named(chosen: list[tuple[_Draft, Task]]) -> list[tuple[_Draft, Task]]:
+    """Give tasks of one name their fingerprint's first digits, so that names are unique in a run."""
+    names = [task.name for _, task in chosen]
+    return [(d, t if names.count(t.name) == 1 else replace(t, name=f"{t.name}-{t.fingerprint[:4]}")) for d, t in chosen]
+
+
+def _write(chosen: list[tuple[_Draft, Task]], folder: Path) -> list[Task]:
+    wanted: dict[int, list[Region]] = defaultdict(list)
+    graphs: dict[int, CapturedGraph] = {}
+    shown = [(d, t, [place for place, _ in _cases(d).values()]) for d, t in chosen]
+    for _, _, places in shown:
+        for place in places:
+            graphs[place.graph.index] = place.graph
+            wanted[place.graph.index].append(place.region)
+    inputs: dict[int, list[torch.Tensor]] = {}
+    with torch.no_grad():
+        for index, regions in wanted.items():
+            for region, tensors in zip(regions, snapshot(graphs[index], regions), strict=True):
+                inputs[id(region)] = tensors
+    return [_write_one(rank, d, t, places, inputs, folder) for rank, (d, t, places) in enumerate(shown)]
+
+
+def _write_one(
+    rank: int, draft: _Draft, task: Task, places: list[_Place], inputs: dict[int, list[torch.Tensor]], folder: Path
+) -> Task:
+    from safetensors.torch import save_file
+
+    assert draft.module is not None
+    cases, kept = [], {}
+    for case, place in zip(task.cases, places, strict=True):
+        tensors = inputs[id(place.region)]
+        specs = describe(place.region, task.inputs, tensors, case.name)
+        kept.update(storages(specs, tensors))
+        cases.append(replace(case, inputs=specs))
+    shapes = [[s.shape for s in c.inputs] for c in cases]
+    with FakeTensorMode(), torch.no_grad():
+        symbols = size_symbols(draft.module.forward, shapes, lambda s: _empty_inputs(cases[0].inputs, s, task.device))
+    task = replace(task, cases=tuple(cases), size_symbols=symbols)
+    home = task_folder(folder, rank, task)
+    where = f"{task.sites[0].module} ({task.sites[0].module_class})" if task.sites else "the model"
+    title = f"{task.name}: {len(task.sites)} place(s), first {where}."
+    write_text(home / "reference.py", reference_source(draft.module, title) + _STANDALONE.format(specs=_spelled(task)))
+    save_file(kept, home / "inputs.safetensors")
+    task.save(home / "task.json")
+    return task
+
+
+def _empty_inputs(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], device: str) -> list[torch.Tensor]:
+    return [
+        torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
+        for spec, shape in zip(specs, shapes, strict=True)
+    ]
+
+
+def _spelled(task: Task) -> str:
+    lines = []
+    for case in task.cases:
+        rows = ",\n".join(
+            f"        ({s.shape!r}, {s.stride!r}, {s.offset}, torch.{s.dtype}, {s.low!r}, {s.high!r}, {s.mean!r}, {s.std!r})"
+            for s in case.inputs
+        )
+        lines.append(f'    ("{case.name}", {case.weight!r}, [\n{rows},\n    ]),')
+    return "\n".join(lines)
+
+
+_STANDALONE = '''
+
+# Recorded shapes: (name, weight, [(shape, stride, offset, dtype, low, high, mean, std) of each input]).
+SHAPES = [
+{specs}
+]
+
+
+def inputs(seed, shape_index=0):
+    """Return random inputs of a recorded shape, drawn from the statistics of the captured ones."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for shape, stride, offset, dtype, low, high, mean, std in SHAPES[shape_index][2]:
+        length = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+        if dtype.is_floating_point:
+            flat = (torch.randn(length, generator=generator) * (1.0 if std is None else std) + (mean or 0.0)).to(dtype)
+        else:
+            flat = torch.randint(int(low or 0), int(high or 0) + 1, (length,), generator=generator).to(dtype)
+        made.append(flat.as_strided(shape, stride, offset))
+    return tuple(made)
+
+
+if __name__ == "__main__":
+    for index, (name, weight, _) in enumerate(SHAPES):
+        for output in reference(*inputs(seed=0, shape_index=index)):
+            print(name, weight, tuple(output.shape), output.dtype, output.double().norm().item())
+'''
+
+
+def _left_out(rest: list[tuple[_Draft, Task]], top: int) -> list[Skipped]:
+    reason = {True: f"outside --top {top}", False: "already at its floor"}
+    return [
+        Skipped(t.name, t.sites[0].module if t.sites else "", t.eager_us, t.share, reason[t.gain_us > 0])
+        for _, t in rest
+        if t.share >= _WORTH_A_LINE
+    ]
+
+
+def _unsolved(
+    capture: Capture, times: dict[int, dict[fx.Node, float]], runs: dict[int, float], step_us: float
+) -> list[Skipped]:
+    """Return hot nodes that stand in no region, by op, with the reason."""
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    modules: dict[tuple[str, str], str] = {}
+    for graph in capture.graphs:
+        inside = {n for region in graph.regions for n in region.nodes}
+        kinds = node_kinds(graph.gm)
+        for node, us in times[graph.index].items():
+            if node not in inside:
+                key = (op_name(node), _REASONS[kinds[node]])
+                spent[key] += us * runs[graph.index]
+                stack = list((node.meta.get("nn_module_stack") or {}).values())
+                modules.setdefault(key, module_path(stack[-1][0]) if stack else "")
+    return [
+        Skipped(op, modules[op, reason], us, us / step_us if step_us else 0.0, reason)
+        for (op, reason), us in spent.items()
+        if step_us and us / step_us >= _WORTH_A_LINE
+    ]
+
+
+_REASONS = {
+    NodeKind.ANCHOR: "its arguments cannot be named, so it cannot be found again",
+    NodeKind.BARRIER: "one library op that is neither memory-bound nor in the FLOP registry, or it mutates or draws random numbers",
+    NodeKind.MEMORY: "its arguments cannot be named, or it makes something other than tensors",
+    NodeKind.VIEW: "a view: it moves no bytes",
+    NodeKind.IDENTITY: "it runs no op",
+}

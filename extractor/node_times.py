@@ -1,0 +1,89 @@
+"""Time every node of a captured graph by running it node by node on its real inputs.
+
+Time belongs to nodes: an op is timed where it stands, with its real operands and the caches as its neighbours leave them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .capture import CapturedGraph
+from .node_ops import is_call
+
+_TAG = "hotswap node "
+
+
+class _TimedRun(fx.Interpreter):
+    """Runs a graph, taking the host time of each call without the interpreter's own."""
+
+    def __init__(self, gm: fx.GraphModule, clock: Callable[[], float]) -> None:
+        super().__init__(gm)
+        self.clock = clock
+        self.seconds: dict[fx.Node, float] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if not is_call(n):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        call = getattr(self, n.op)
+        start = self.clock()
+        result = call(n.target, args, kwargs)
+        self.seconds[n] = self.clock() - start
+        return result
+
+
+class _TaggedRun(fx.Interpreter):
+    """Runs a graph with a profiler range around each call, so that launches can be told apart."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.index = {node: i for i, node in enumerate(gm.graph.nodes)}
+
+    def run_node(self, n: fx.Node) -> Any:
+        with torch.profiler.record_function(f"{_TAG}{self.index[n]}"):
+            return super().run_node(n)
+
+
+def node_times_us(
+    graph: CapturedGraph, device: str, *, seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter
+) -> dict[fx.Node, float]:
+    """Return the median time of each call node in microseconds a run: device time on a GPU, host time on a CPU.
+
+    Runs at least three times after a warm-up, more while `seconds` last, at most fifteen.
+    """
+    if torch.device(device).type != "cpu":
+        return _device_times_us(graph)
+    samples: dict[fx.Node, list[float]] = defaultdict(list)
+    _TimedRun(graph.gm, clock).run(*graph.inputs)
+    start = clock()
+    for run in range(15):
+        if run >= 3 and clock() - start > seconds:
+            break
+        timed = _TimedRun(graph.gm, clock)
+        timed.run(*graph.inputs)
+        for node, spent in timed.seconds.items():
+            samples[node].append(spent * 1e6)
+    return {node: statistics.median(values) for node, values in samples.items()}
+
+
+def _device_times_us(graph: CapturedGraph, runs: int = 5) -> dict[fx.Node, float]:
+    nodes = list(graph.gm.graph.nodes)
+    samples: dict[fx.Node, list[float]] = defaultdict(list)
+    _TaggedRun(graph.gm).run(*graph.inputs)
+    torch.accelerator.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for _ in range(runs):
+        with torch.profiler.profile(activities=activities) as profiler:
+            _TaggedRun(graph.gm).run(*graph.inputs)
+            torch.accelerator.synchronize()
+        for event in profiler.events() or ():
+            if event.name.startswith(_TAG) and event.device_type == torch.autograd.DeviceType.CPU:
+                samples[nodes[int(event.name.removeprefix(_TAG))]].append(float(event.device_time_total))
+    return {n: statistics.median(v) for n, v in samples.items() if is_call(n)}
