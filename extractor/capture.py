@@ -6,7 +6,7 @@ The graphs come from a backend of our own over the user's entry point, so what i
 from __future__ import annotations
 
 import contextlib
-import logging
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,6 @@ from torch import fx
 from ..models.errors import InputError, ModelRaised
 from ..models.workload import Call, Workload
 from .regions import Region, find_regions
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -79,7 +77,7 @@ def capture(workload: Workload) -> Capture:
         compiled = torch.compile(workload.model, backend=recorder)
         for call in workload.calls:
             recorder.call_name = call.name
-            _run(compiled, call)
+            _run(compiled, call, workload.model)
         reasons = tuple(dict.fromkeys(_break_lines()))
     # A first run inside Dynamo's frame may differ from later ones (lazy buffers); only graphs that ran count.
     graphs = tuple(g for g in recorder.graphs if g.runs)
@@ -99,13 +97,14 @@ def _capture_settings() -> Iterator[None]:
         yield
 
 
-def _run(compiled: Any, call: Call) -> None:
+def _run(compiled: Any, call: Call, model: torch.nn.Module) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise InputError(f"{call.name}: the inputs do not fit forward{signature}: {error}") from error
     try:
         compiled(*call.args, **call.kwargs)
-    except TypeError as error:
-        if "argument" in str(error):
-            raise InputError(f"{call.name}: the inputs do not fit the model's forward: {error}") from error
-        raise ModelRaised(f"{call.name}: the model raised {type(error).__name__}: {error}") from error
     except Exception as error:  # the user's model may raise anything
         raise ModelRaised(f"{call.name}: the model raised {type(error).__name__}: {_first_line(error)}") from error
 

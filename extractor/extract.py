@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def _site(place: _Place) -> Site:
 
 
 def module_path(spelled: str) -> str:
-    """Return a module's path in the user's model from Dynamo's spelling: "L['self'].encoder.layer.0" is "encoder.layer.0"."""
+    """Return a module's path in the user's model from Dynamo's spelling: "L['self'].encoder.0" is "encoder.0"."""
     head, _, tail = spelled.partition("].")
     return tail if head.startswith("L[") else spelled.removeprefix("L['self']")
 
@@ -203,7 +204,7 @@ def _write_one(
         kept.update(storages(specs, tensors))
         cases.append(replace(case, inputs=specs))
     shapes = [[s.shape for s in c.inputs] for c in cases]
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), _without_fake_tensor_talk():
         symbols = size_symbols(draft.module.forward, shapes, lambda s: _empty_inputs(cases[0].inputs, s, task.device))
     task = replace(task, cases=tuple(cases), size_symbols=symbols)
     home = task_folder(folder, rank, task)
@@ -213,6 +214,17 @@ def _write_one(
     save_file(kept, home / "inputs.safetensors")
     task.save(home / "task.json")
     return task
+
+
+@contextlib.contextmanager
+def _without_fake_tensor_talk() -> Iterator[None]:
+    """Silence the log of sizes that do not fit: trying them is how the ones that do are found."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 def _empty_inputs(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], device: str) -> list[torch.Tensor]:
@@ -226,7 +238,7 @@ def _spelled(task: Task) -> str:
     lines = []
     for case in task.cases:
         rows = ",\n".join(
-            f"        ({s.shape!r}, {s.stride!r}, {s.offset}, torch.{s.dtype}, {s.low!r}, {s.high!r}, {s.mean!r}, {s.std!r})"
+            f"        ({s.shape}, {s.stride}, {s.offset}, torch.{s.dtype}, {s.low}, {s.high}, {s.mean}, {s.std})"
             for s in case.inputs
         )
         lines.append(f'    ("{case.name}", {case.weight!r}, [\n{rows},\n    ]),')
@@ -295,7 +307,7 @@ def _unsolved(
 
 _REASONS = {
     NodeKind.ANCHOR: "its arguments cannot be named, so it cannot be found again",
-    NodeKind.BARRIER: "one library op that is neither memory-bound nor in the FLOP registry, or it mutates or draws random numbers",
+    NodeKind.BARRIER: "not memory-bound and not in the FLOP registry, or it mutates or draws random numbers",
     NodeKind.MEMORY: "its arguments cannot be named, or it makes something other than tensors",
     NodeKind.VIEW: "a view: it moves no bytes",
     NodeKind.IDENTITY: "it runs no op",

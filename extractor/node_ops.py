@@ -69,11 +69,11 @@ class NodeKind(Enum):
     BARRIER = "barrier"
 
 
-class _SeenOps(TorchDispatchMode):
+class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the ops dispatched below it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[torch._ops.OpOverload] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,6 @@
 """Time every node of a captured graph by running it node by node on its real inputs.
 
-Time belongs to nodes: an op is timed where it stands, with its real operands and the caches as its neighbours leave them.
+Time belongs to nodes: an op is timed where it stands, with its real operands and warm caches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._autograd import DeviceType
 
 from .capture import CapturedGraph
 from .node_ops import is_call
@@ -84,6 +85,6 @@ def _device_times_us(graph: CapturedGraph, runs: int = 5) -> dict[fx.Node, float
             _TaggedRun(graph.gm).run(*graph.inputs)
             torch.accelerator.synchronize()
         for event in profiler.events() or ():
-            if event.name.startswith(_TAG) and event.device_type == torch.autograd.DeviceType.CPU:
+            if event.name.startswith(_TAG) and event.device_type is DeviceType.CPU:
                 samples[nodes[int(event.name.removeprefix(_TAG))]].append(float(event.device_time_total))
     return {n: statistics.median(v) for n, v in samples.items() if is_call(n)}

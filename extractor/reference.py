@@ -5,6 +5,7 @@ Sizes become `input.size(dim)`, so one reference serves every length the region 
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,8 @@ def input_names(region: Region) -> tuple[str, ...]:
         tail = re.split(r"_(?:parameters|buffers)_", node.name)[-1].strip("_")
         word = re.sub(r"^l_(?:kwargs|args|self)_", "", tail).strip("_") or "x"
         word = re.sub(r"_\d+$", "", word)
+        if not word.isidentifier() or keyword.iskeyword(word):
+            word = f"x{word}" if f"x{word}".isidentifier() else "x"
         while word in names:
             stem, _, number = word.rpartition("_")
             word = f"{stem}_{int(number) + 1}" if number.isdigit() and stem else f"{word}_2"

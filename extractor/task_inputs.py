@@ -111,7 +111,7 @@ def rebuild(
             base = kept[spec.storage].to(device, copy=True).untyped_storage()
         else:
             base = _draw(spec, dtype, generator).to(device).untyped_storage()
-        view = torch.empty(0, dtype=dtype, device=device).set_(base, spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload]
+        view = torch.empty(0, dtype=dtype, device=device).set_(base, spec.offset, spec.shape, spec.stride)
         made.append(view)
     return made
 
