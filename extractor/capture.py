@@ -61,10 +61,11 @@ class _Recorder:
 
 
 def _keep(value: Any) -> Any:
-    """Return `value` safe from later in-place changes: weights as they are, activations copied."""
+    """Return `value` safe from later in-place changes: weights as they are, activations copied, strides and all."""
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return value
-    return value.detach().clone()
+    copy = torch.empty(0, dtype=value.dtype, device=value.device)
+    return copy.set_(value.untyped_storage().clone(), value.storage_offset(), value.shape, value.stride())
 
 
 def capture(workload: Workload) -> Capture:

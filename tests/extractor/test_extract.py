@@ -85,7 +85,8 @@ def test_captured_inputs_give_back_what_the_model_computed(twice: Workload, tmp_
     extraction = extracted(twice, tmp_path)
     rank, task = next((i, t) for i, t in enumerate(extraction.tasks) if t.kind == "anchor")
     loaded = load_task(task_folder(tmp_path, rank, task))
-    block = twice.model.block
+    block = twice.model.get_submodule("block")
+    assert isinstance(block, Block)
     wide = twice.calls[0].kwargs["wide"]
     case = next(i for i, c in enumerate(task.cases) if c.inputs[0].shape == (2, 5, 32))
     (out,) = loaded.reference(*loaded.inputs(case))
@@ -134,7 +135,7 @@ def test_what_dynamo_does_not_trace_is_said() -> None:
 
 
 class _Opaque(nn.Module):
-    @torch._dynamo.disable
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.tanh()
 

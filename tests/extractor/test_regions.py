@@ -128,7 +128,7 @@ def test_a_table_broadcast_into_several_layers_is_a_region_of_its_own() -> None:
         return x
 
     regions = memory_regions(run, torch.randn(8), torch.randn(4, 8), torch.randn(8, 8))
-    assert [[n.target for n in r.nodes][0] for r in regions][0] == "cos"
+    assert regions[0].nodes[0].target == "cos"
     assert len({r.fingerprint for r in regions}) == 2
 
 
