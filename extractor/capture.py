@@ -65,7 +65,8 @@ def _keep(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return value
     copy = torch.empty(0, dtype=value.dtype, device=value.device)
-    return copy.set_(value.untyped_storage().clone(), value.storage_offset(), value.shape, value.stride())
+    storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    return copy.set_(storage, value.storage_offset(), value.shape, value.stride())
 
 
 def capture(workload: Workload) -> Capture:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -82,6 +83,18 @@ class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class _Decomposing(_SeenOps):  # type: ignore[no-untyped-call]
+    """Collects what ops come to by torch's own decompositions, down to those the FLOP registry knows."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim" and not _has_flops(func):
+            with self:
+                parts = decomposition_table.get(func, func.decompose)(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def node_kinds(gm: fx.GraphModule) -> dict[fx.Node, NodeKind]:
     """Return the kind of every call node of `gm`; nodes without example values are barriers."""
     return {node: _kind(node, ops_of(node)) for node in gm.graph.nodes if is_call(node)}
@@ -102,13 +115,13 @@ def is_weight(node: fx.Node) -> bool:
     return node.op == "get_attr" or isinstance(example(node), torch.nn.Parameter) or "ParamBufferSource" in source
 
 
-def ops_of(node: fx.Node) -> tuple[torch._ops.OpOverload, ...] | None:
+def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[torch._ops.OpOverload, ...] | None:
     """Return the ATen ops that `node` dispatches, in order; None where it cannot be run on its example values."""
     if node.op == "call_module" or any(example(n) is None for n in node.all_input_nodes):
         return None
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), example)
     fake_mode = _fake_mode(node)
-    seen = _SeenOps()
+    seen = seeing()
     try:
         with fake_mode or contextlib.nullcontext(), _quiet(fake_mode), torch.no_grad(), seen:
             if node.op == "call_method":
@@ -141,16 +154,24 @@ def _quiet(fake_mode: FakeTensorMode | None) -> Iterator[None]:
 def _kind(node: fx.Node, ops: tuple[torch._ops.OpOverload, ...] | None) -> NodeKind:
     if ops is None or not _gives_tensors(node):
         return NodeKind.BARRIER
+    if not all(_is_view(op) or _is_memory(op) or _has_flops(op) for op in ops):
+        # The CPU's fused attention is such an op: unknown to the FLOP registry and tagged random for the sake of a
+        # dropout that is off, but made of matmuls and nothing random.
+        ops = ops_of(node, _Decomposing) or ops
     if any(torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable for op in ops):
         return NodeKind.BARRIER
-    if any(op.overloadpacket in flop_registry for op in ops):
+    if any(_has_flops(op) for op in ops):
         return NodeKind.ANCHOR
-    work = [op for op in ops if not _is_view(op)]
     if not ops:
         return NodeKind.IDENTITY
+    work = [op for op in ops if not _is_view(op)]
     if not work:
         return NodeKind.VIEW
     return NodeKind.MEMORY if all(_is_memory(op) for op in work) else NodeKind.BARRIER
+
+
+def _has_flops(op: torch._ops.OpOverload) -> bool:
+    return op.overloadpacket in flop_registry
 
 
 def _gives_tensors(node: fx.Node) -> bool:

@@ -146,3 +146,8 @@ def test_a_weight_and_an_activation_of_one_shape_are_told_apart() -> None:
     by_weight = regions_of(linear, torch.randn(8, 8))
     by_input = regions_of(lambda x, w: F.linear(x, w), torch.randn(8, 8), torch.randn(8, 8))
     assert by_weight[0].fingerprint != by_input[0].fingerprint
+
+
+def test_fused_attention_is_an_anchor_though_the_flop_registry_does_not_know_its_cpu_op() -> None:
+    gm = graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), torch.randn(1, 2, 8, 16))
+    assert NodeKind.ANCHOR in node_kinds(gm).values()
