@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,7 @@ from .output_tree import Leaf, flatten, snapshot, structure_difference
 from .results import Check
 from .variants import fresh, variants
 
-# Puts the swap in and takes it out again. What it yields is called in the model's place if it can be called.
+# Puts the swap into the model and takes it out again. A module or function it yields is called in the model's place.
 Swap = Callable[[], AbstractContextManager[Any]]
 Leaves = tuple[Leaf, ...]
 
@@ -96,7 +97,7 @@ def check(expected: Expected, apply: Swap) -> tuple[Check, ...]:
     """Return the checks of the swap that `apply` puts in, in the order of the expected cases, greedy decoding last."""
     model, decoded, heaviest = expected.model, None, _heaviest(expected)
     with apply() as entered:
-        runner = entered if callable(entered) else model
+        runner = entered if isinstance(entered, nn.Module | FunctionType) else model
         swapped = [_attempt(model, runner, case.call, expected.seed) for case in expected.cases]
         if expected.decoded is not None:
             decoded = _decoded(runner if isinstance(runner, nn.Module) else model, heaviest, expected.steps)
