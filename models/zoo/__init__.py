@@ -1,1 +1,1 @@
-"""Real public model configurations as data, and the names they go by."""
+"""Public models by short name: their real dimensions, as data. Weights are made up."""
