@@ -1,0 +1,274 @@
+"""Put winners into a live model and take them out again: this instance only, and exactly.
+
+`forward` on the instance becomes a compiled one; the class, other instances, submodules, parameters and keys are not touched.
+A pickle or deepcopy of a patched model is the unpatched model.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ..models.errors import SpecError, VerificationFailed
+from .backend import SwapBackend
+from .compile_settings import our_compile
+from .results import Engagement, Tail
+from .swap_graph import GraphSwap, Sites
+from .winners import RunLike, load_winners
+
+Forward = Callable[..., Any]
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+# What a patch puts into the instance's __dict__, and unpatch takes out.
+_OURS = ("forward", "__reduce_ex__")
+
+
+class Patch:
+    """Winners at work in one model. Made by `patch`; speaks for what was swapped and what has run."""
+
+    def __init__(self, model: nn.Module, run: RunLike, tail: Tail | None) -> None:
+        self.winners = load_winners(run)
+        self.tail: Tail = tail or "eager"
+        self.sites = Sites()
+        self._model = model
+        self._forward: Forward = model.forward
+        self._before = {key: model.__dict__[key] for key in _OURS if key in model.__dict__}
+        self._off: frozenset[str] = frozenset()
+        self._variants: dict[frozenset[str], tuple[SwapBackend, Forward]] = {}
+        self._dropped = 0
+        self._handles = -1
+        self._hooks: frozenset[tuple[int, str, int]] = frozenset()
+        self._told: set[str] = set()
+        kernels = [w for w in self.winners if w.choice == "kernel"]
+        if not kernels and self.tail == "eager":
+            raise SpecError(
+                f"run {run!s}: none of its {len(self.winners)} tasks ended with a kernel; there is nothing to patch in"
+            )
+        self._use(self._off)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the patched forward."""
+        if RemovableHandle.next_id != self._handles:
+            self._follow_hooks()
+        with our_compile():
+            result = self._active(*args, **kwargs)
+        if self._unseen:
+            self._look()
+        return result
+
+    @property
+    def swaps(self) -> tuple[GraphSwap, ...]:
+        """What was done to each graph compiled so far, with everything enabled or not as it now stands."""
+        return tuple(self._backend.graphs)
+
+    @property
+    def compiles(self) -> int:
+        """How many graphs have been compiled, all variants together."""
+        return self._dropped + sum(len(backend.graphs) for backend, _ in self._variants.values())
+
+    def engagement(self) -> tuple[Engagement, ...]:
+        """Return, for each kernel of the run, how often it ran and how often the original ops answered instead."""
+        met = {site.winner.fingerprint: site.engagement() for site in self.sites}
+        kernels = [w for w in self.winners if w.choice == "kernel"]
+        return tuple(met.get(w.fingerprint, Engagement(w.task, 0, 0, 0, {})) for w in kernels)
+
+    def require_engaged(self) -> None:
+        """Raise VerificationFailed unless a kernel has run: a patch that never ran gained nothing and proves nothing."""
+        if not any(e.kernel_calls for e in self.engagement()):
+            raise VerificationFailed(
+                f"{self._name}: patched, but {self._why_idle()}; call the model in eval under torch.no_grad(), at the sizes of the run"
+            )
+
+    def enable(self, fingerprint: str, on: bool) -> None:
+        """Switch one swap on or off. Each combination is compiled at its first call and kept, so going back and forth is free."""
+        known = {w.fingerprint for w in self.winners}
+        if fingerprint not in known:
+            raise SpecError(f"fingerprint {fingerprint!r}: not in this patch; it has {', '.join(sorted(known))}")
+        self._use(self._off - {fingerprint} if on else self._off | {fingerprint})
+
+    def _use(self, off: frozenset[str]) -> None:
+        if off not in self._variants:
+            backend = SwapBackend(self.winners, tail=self.tail, sites=self.sites, off=off, hooked=self._hooked)
+            self._variants[off] = (backend, torch.compile(_fresh_entry(self._forward), backend=backend))
+        self._off = off
+        self._backend, self._active = self._variants[off]
+        self._unseen = "idle" not in self._told
+
+    def _follow_hooks(self) -> None:
+        """Compile anew where a hook has come to one of the model's modules since the last call.
+
+        Dynamo would guard each module for it (config.skip_nnmodule_hook_guards = False, measured at 3 us a module and call);
+        torch counts all hooks ever registered, so one comparison a call tells. A removed hook fails Dynamo's own guards.
+        """
+        self._handles = RemovableHandle.next_id
+        hooks = frozenset(
+            (id(m), kind, key) for m in self._model.modules() for kind in _HOOKS for key in getattr(m, kind) if m is not self._model
+        )
+        if not hooks <= self._hooks:
+            self._dropped = self.compiles
+            self._variants.clear()
+            self._use(self._off)
+        self._hooks = hooks
+
+    def _hooked(self) -> frozenset[int]:
+        return frozenset(module for module, _, _ in self._hooks)
+
+    @property
+    def _name(self) -> str:
+        return type(self._model).__name__
+
+    def _look(self) -> None:
+        """After the first call, say once if nothing was swapped."""
+        self._unseen = False
+        if not self._off and not any(g.swapped for g in self.swaps):
+            self._told.add("idle")
+            warnings.warn(f"hotswap: {self._name} is patched, but {self._why_idle()}", stacklevel=4)
+
+    def _why_idle(self) -> str:
+        if not self.compiles:
+            return "no graph of it was captured, so nothing was swapped"
+        if not any(g.swapped for g in self.swaps):
+            regions = sum(g.regions for g in self.swaps)
+            reasons = sorted({f"{left.task}: {left.reason}" for g in self.swaps for left in g.left})
+            return (
+                f"none of its {regions} regions is one the run has a kernel for" if not reasons else "; ".join(reasons)
+            )
+        reasons = sorted({reason for e in self.engagement() for reason in e.fallback_reasons})
+        return f"no kernel has run ({'; '.join(reasons) or 'not called yet'})"
+
+    def _install(self) -> None:
+        self._model.__dict__["forward"] = _instance_forward(self)
+        self._model.__dict__["__reduce_ex__"] = functools.partial(_reduce_unpatched, self)
+
+    def _remove(self) -> None:
+        for key in _OURS:
+            if key in self._before:
+                self._model.__dict__[key] = self._before[key]
+            else:
+                self._model.__dict__.pop(key, None)
+
+
+def patch(model: nn.Module, run: RunLike, *, tail: Tail | None = None) -> Patch:
+    """Put a run's winners into `model`, in place, and return the Patch; `unpatch` undoes it.
+
+    Graphs are compiled at the first call of each kind. tail: what runs the rest of each graph, "eager" unless given.
+    """
+    _check_patchable(model)
+    made = Patch(model, run, tail)
+    made._install()
+    return made
+
+
+def unpatch(model: nn.Module) -> None:
+    """Take the winners out of `model`: it is exactly what it was. Raise SpecError where it is not patched."""
+    found = patch_of(model)
+    if found is None:
+        raise SpecError(
+            f"{type(model).__name__}: not patched, nothing to take out; expected a model given to hotswap.patch"
+        )
+    found._remove()
+
+
+def patch_of(model: nn.Module) -> Patch | None:
+    """Return the patch in `model`, None where there is none."""
+    reduce = model.__dict__.get("__reduce_ex__")
+    if isinstance(reduce, functools.partial) and reduce.func is _reduce_unpatched:
+        found = reduce.args[0]
+        return found if isinstance(found, Patch) else None
+    return None
+
+
+@contextmanager
+def patched(model: nn.Module, run: RunLike, *, tail: Tail | None = None) -> Iterator[Patch]:
+    """A context in which `model` is patched."""
+    made = patch(model, run, tail=tail)
+    try:
+        yield made
+    finally:
+        made._remove()
+
+
+def _check_patchable(model: nn.Module) -> None:
+    name = type(model).__name__
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise SpecError(
+            f"{name}: already wrapped by torch.compile; patch the model inside, or compile it with backend='hotswap'"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise SpecError(
+            f"{name}: a TorchScript module, which Dynamo does not capture; patch the Python model it was made from"
+        )
+    if patch_of(model) is not None:
+        raise SpecError(f"{name}: already patched; call hotswap.unpatch(model) first")
+    away = next((key for key, p in model.named_parameters() if p.device.type == "meta"), None)
+    if away is not None:
+        raise SpecError(
+            f"{name}: parameter {away!r} is on the meta device (offloaded?); load the weights before patching"
+        )
+
+
+def _fresh_entry(forward: Forward) -> Forward:
+    """Return a function that calls `forward` and has a code object of its own.
+
+    Dynamo keeps its compiled frames, and counts them against its recompile limit, by code object: that of a class's
+    forward is shared by all instances, and patching eight of them would silently end in eager.
+    """
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return types.FunctionType(entry.__code__.replace(), entry.__globals__, "forward", None, entry.__closure__)
+
+
+def _instance_forward(made: Patch) -> Forward:
+    """Return what becomes the instance's `forward`: the signature and name of the original, whatever it was."""
+    original, name = made._forward, made._name
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            _tell_inlined(name)
+            return original(*args, **kwargs)
+        return made(*args, **kwargs)
+
+    return forward
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _tell_inlined(name: str) -> None:
+    """Say, once a model class, that an outer compile sees the original ops. Runs while Dynamo traces, not in the graph."""
+    if name not in _inlined:
+        _inlined.add(name)
+        warnings.warn(
+            f"hotswap: {name} is patched, but an outer torch.compile inlines it and its kernels are not used; compile it with backend='hotswap'",
+            stacklevel=2,
+        )
+
+
+_inlined: set[str] = set()
+
+
+def _reduce_unpatched(made: Patch, protocol: Any) -> Any:
+    """Pickle and copy as the model without the patch: what `__reduce_ex__` of its class gives, less what we put in."""
+    model = made._model
+    reduced = type(model).__reduce_ex__(model, protocol)
+    if isinstance(reduced, str) or len(reduced) < 3:
+        return reduced
+    return (*reduced[:2], _without_ours(reduced[2], made._before), *reduced[3:])
+
+
+def _without_ours(state: Any, before: dict[str, Any]) -> Any:
+    if isinstance(state, dict):
+        return {k: before.get(k, v) for k, v in state.items() if k in before or k not in _OURS}
+    if isinstance(state, tuple) and state and isinstance(state[0], dict):
+        return (_without_ours(state[0], before), *state[1:])
+    return state

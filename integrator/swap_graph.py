@@ -1,0 +1,220 @@
+"""Replace the regions of a captured graph that have a winner by calls of its op; everything else stays as it is."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..extractor.node_ops import example, is_call, ops_of
+from ..extractor.reference import region_module
+from ..extractor.regions import Region, find_regions
+from ..models.errors import CandidateRejected
+from ..optimizer.winner import Winner
+from .kernel_site import KernelSite, Outputs
+from .op_check import op_problem
+from .ops import add_site, swap_op
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A region that now is a call of a winner's op. place: path of its module, and a count within it."""
+
+    task: str
+    fingerprint: str
+    place: str
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A region with a winner that kept its original ops, and why."""
+
+    task: str
+    fingerprint: str
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GraphSwap:
+    """What a swap did to one graph. regions: how many regions the graph has, won or not."""
+
+    swapped: tuple[Swapped, ...]
+    left: tuple[LeftAlone, ...]
+    regions: int
+
+
+class Sites:
+    """The sites of one patched model, one for each winner; keeps them, and so their packed weights, alive."""
+
+    def __init__(self) -> None:
+        self._numbered: dict[tuple[str, str | None], tuple[int, KernelSite]] = {}
+
+    def site(self, winner: Winner, reference: Callable[..., Outputs]) -> tuple[int, KernelSite]:
+        """Return the winner's site and its number, made at first use; raise CandidateRejected where its kernel does not load."""
+        key = (winner.fingerprint, winner.source)
+        if key not in self._numbered:
+            made = KernelSite(winner, reference)
+            self._numbered[key] = (add_site(made), made)
+        return self._numbered[key]
+
+    def __iter__(self) -> Iterator[KernelSite]:
+        return iter([site for _, site in self._numbered.values()])
+
+
+def swap_graph(
+    gm: fx.GraphModule, winners: Mapping[str, Winner], sites: Sites, hooked: Collection[int] = ()
+) -> GraphSwap:
+    """Swap, in place, each region of `gm` whose fingerprint is in `winners`; return what was done and what was not.
+
+    hooked: ids of modules that have hooks; a region reaching across the border of one keeps its ops.
+    """
+    swapped: list[Swapped] = []
+    left: list[LeftAlone] = []
+    regions = find_regions(gm)
+    won = [r for r in regions if r.fingerprint in winners and winners[r.fingerprint].choice != "leave"]
+    # References are cut before anything is replaced: a region's inputs may be another's outputs.
+    references = [region_module(gm, region) for region in won]
+    places = _places(won)
+    results: dict[fx.Node, fx.Node] = {}
+    for region, reference, place in zip(won, references, places, strict=True):
+        winner = winners[region.fingerprint]
+        call = _call(region, reference, winner, sites, hooked)
+        if isinstance(call, str):
+            left.append(LeftAlone(winner.task, winner.fingerprint, place, call))
+        else:
+            _replace(gm, region, call, results)
+            call.site.places.add(place)
+            swapped.append(Swapped(winner.task, winner.fingerprint, place))
+    if swapped:
+        gm.graph.lint()
+        gm.recompile()
+    return GraphSwap(tuple(swapped), tuple(left), len(regions))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a region becomes: `target(number, *inputs)`."""
+
+    site: KernelSite
+    number: int
+    target: Callable[..., object]
+
+
+def _call(
+    region: Region, reference: fx.GraphModule, winner: Winner, sites: Sites, hooked: Collection[int]
+) -> _Call | str:
+    """Return the call that may stand for `region`, or why none may."""
+    if winner.choice == "inductor":
+        return "Inductor's own code won this region; the inductor tail runs it"
+    reason = _hook_between(region, hooked) or _unsafe_between(_span(region))
+    if reason is not None:
+        return reason
+    try:
+        number, site = sites.site(winner, reference)
+    except CandidateRejected as error:
+        return str(error)
+    op = swap_op(site, len(region.inputs), len(region.outputs))
+    reason = op_problem(site, op, [example(n) for n in region.inputs])
+    return reason if reason is not None else _Call(site, number, op.decide)
+
+
+def _span(region: Region) -> list[fx.Node]:
+    """Return the nodes that stand between the region's first and last node without belonging to it."""
+    members = set(region.nodes)
+    span: list[fx.Node] = []
+    node = region.nodes[0]
+    while node is not region.nodes[-1]:
+        if node not in members:
+            span.append(node)
+        node = node.next
+    return span
+
+
+def _unsafe_between(span: list[fx.Node]) -> str | None:
+    """Return a reason where the region's ops may not become one moment: something between them writes, draws or switches a mode."""
+    for node in span:
+        if not is_call(node):
+            continue
+        # Impurity is asked first: running a mode switch to see its ops would switch the mode.
+        if node.is_impure():
+            return f"{node.name} stands between its ops"
+        for op in ops_of(node) or ():
+            if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+                return f"{node.name} ({op}) stands between its ops"
+    return None
+
+
+def _hook_between(region: Region, hooked: Collection[int]) -> str | None:
+    if not hooked:
+        return None
+    stacks = [_module_ids(node) for node in region.nodes]
+    across = set().union(*stacks).difference(set(stacks[0]).intersection(*stacks))
+    return "a module with hooks ends inside it" if across.intersection(hooked) else None
+
+
+def _module_ids(node: fx.Node) -> set[int]:
+    # Dynamo names a module by its id, and by "id@n" at its n-th call.
+    words = (key.split("@")[0] for key in node.meta.get("nn_module_stack", {}))
+    return {int(word) for word in words if word.isdigit()}
+
+
+def _replace(gm: fx.GraphModule, region: Region, call: _Call, results: dict[fx.Node, fx.Node]) -> None:
+    """Put one call where the region's last node stands, and move behind it what uses its outputs earlier.
+
+    results: outputs of regions already replaced, each with the node that stands for it now.
+    """
+    last = region.nodes[-1]
+    span = _span(region)
+    inputs = [results.get(n, n) for n in region.inputs]
+    with gm.graph.inserting_after(last):
+        node = gm.graph.call_function(call.target, (call.number, *inputs))
+    node.meta = _meta(last, tuple(example(n) for n in region.outputs))
+    made = _results(gm, region, node)
+    tail = made[-1]
+    late = set(region.nodes)
+    for between in span:
+        if late.intersection(between.all_input_nodes):
+            late.add(between)
+            tail.append(between)
+            tail = between
+    for old, new in zip(region.outputs, made, strict=True):
+        old.replace_all_uses_with(new)
+        results[old] = new
+    for old in reversed(region.nodes):
+        gm.graph.erase_node(old)
+
+
+def _results(gm: fx.GraphModule, region: Region, call: fx.Node) -> list[fx.Node]:
+    """Return the nodes that stand for the region's outputs."""
+    if len(region.outputs) == 1:
+        call.meta["example_value"] = example(region.outputs[0])
+        return [call]
+    made: list[fx.Node] = []
+    for index, output in enumerate(region.outputs):
+        with gm.graph.inserting_after(made[-1] if made else call):
+            item = gm.graph.call_function(operator.getitem, (call, index))
+        item.meta = _meta(output, example(output))
+        made.append(item)
+    return made
+
+
+def _meta(node: fx.Node, value: object) -> dict[str, object]:
+    kept = ("nn_module_stack", "source_fn_stack", "stack_trace")
+    return {key: node.meta[key] for key in kept if key in node.meta} | {"example_value": value}
+
+
+def _places(regions: Sequence[Region]) -> list[str]:
+    """Return a name for where each region stands that is the same in every graph of the model: module path and count."""
+    seen: Counter[tuple[str, str]] = Counter()
+    places: list[str] = []
+    for region in regions:
+        stack = list(region.nodes[-1].meta.get("nn_module_stack", {}).values())
+        module = str(stack[-1][0]) if stack else ""
+        seen[module, region.fingerprint] += 1
+        places.append(f"{module}:{seen[module, region.fingerprint]}")
+    return places
