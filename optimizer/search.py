@@ -1,0 +1,142 @@
+"""Search one task: baseline first, then candidates from proposers in turn before the judge, each on record.
+
+The parent changes only when a gain clears the noise. What the ledger already holds from this environment is not
+repeated, so a search that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..extractor.task import Task
+from ..models.environment import environment
+from ..models.progress import Progress, silent
+from ..models.record import write_text
+from .attempt import Attempt
+from .candidate import Candidate, Proposer
+from .decision import AT_FLOOR, decide, headroom, median_us, replaces
+from .domain import verified_domain
+from .ledger import Ledger
+from .verdict import Race, Verdict
+from .winner import Winner
+
+# A proposer that offers this many known sources in a row has nothing new.
+REPEATS_ALLOWED = 100
+
+
+class Judging(Protocol):
+    """What the search asks of a judge; `optimizer.judge.Judge` is one."""
+
+    def baseline(self) -> Race: ...
+    def verdict(self, source: str) -> Verdict: ...
+
+
+def search(
+    folder: Path,
+    *,
+    ledger: Ledger,
+    judge: Judging,
+    proposers: Sequence[Proposer],
+    seconds: float,
+    progress: Progress = silent,
+) -> Winner:
+    """Return how the task in `folder` ends: our kernel, Inductor's code, or eager left alone, with a one-line reason.
+
+    Stops at the floor, after `seconds` (one verdict may overrun), or when no proposer has anything new.
+    """
+    hunt = Hunt(Task.load(folder / "task.json"), folder, ledger, judge)
+    started = time.monotonic()
+    waiting = deque(proposers)
+    while waiting and not hunt.at_floor():
+        passed = time.monotonic() - started
+        if passed >= seconds:
+            break
+        progress(hunt.task.name, passed, seconds, hunt.standing())
+        proposer = waiting.popleft()
+        candidate = hunt.fresh(proposer)
+        if candidate is not None:
+            waiting.append(proposer)
+            hunt.attempt(candidate)
+    progress(hunt.task.name, seconds, seconds, hunt.standing())
+    return hunt.winner()
+
+
+class Hunt:
+    """The state of one search: the baseline, what was tried, and the parent of what comes next."""
+
+    def __init__(self, task: Task, folder: Path, ledger: Ledger, judge: Judging) -> None:
+        self.task = task
+        self._folder = folder
+        self._ledger = ledger
+        self._judge = judge
+        self._environment = environment()
+        recorded = ledger.baseline(task, self._environment)
+        if recorded is None:
+            recorded = judge.baseline()
+            ledger.set_baseline(task, recorded, self._environment)
+        self.baseline = recorded
+        # Times of another machine or toolchain say nothing here: such attempts are made again.
+        self.history = [a for a in ledger.finished(task.fingerprint) if a.environment == self._environment]
+        self.parent: Attempt | None = next((a for a in reversed(self.history) if a.kept), None)
+        self._seen = {a.source_hash for a in self.history}
+
+    def at_floor(self) -> bool:
+        slack = headroom(self.task, self.baseline, self.parent.verdict if self.parent else None)
+        return slack is not None and slack <= AT_FLOOR
+
+    def fresh(self, proposer: Proposer) -> Candidate | None:
+        """Return the proposer's next candidate that was not judged yet, None when it has none."""
+        for _ in range(REPEATS_ALLOWED):
+            candidate = proposer.propose(self.task, self.history)
+            if candidate is None or candidate.hash not in self._seen:
+                return candidate
+        return None
+
+    def attempt(self, candidate: Candidate) -> None:
+        """Put a candidate before the judge and on record; keep it as the parent where its gain clears the noise."""
+        number = self._ledger.begin(self.task, candidate, self._environment)
+        verdict = self._judge.verdict(candidate.source)
+        kept = replaces(verdict, self.parent.verdict if self.parent else None)
+        done = self._ledger.finish(number, verdict, median_us=median_us(verdict), kept=kept)
+        self._seen.add(candidate.hash)
+        self.history.append(done)
+        if kept:
+            self.parent = done
+            write_text(self._folder / "kernel.py", candidate.source)
+
+    def standing(self) -> str:
+        won = self.parent.verdict.speedup if self.parent and self.parent.verdict else None
+        return f"{len(self.history)} tried" + (f", best {won.median:.2f}x" if won else "")
+
+    def winner(self) -> Winner:
+        decision = decide(self.task, self.baseline, self.parent, self.history)
+        kernel = self.parent if decision.choice == "kernel" else None
+        source = self._ledger.source(kernel.source_hash) if kernel else None
+        return Winner(
+            task=self.task.name,
+            fingerprint=self.task.fingerprint,
+            choice=decision.choice,
+            proposer=kernel.proposer if kernel else None,
+            source=source,
+            domain=verified_domain(self.task, int(self._environment["threads"])) if kernel else None,
+            verdict=kernel.verdict if kernel else None,
+            static_weights=source is not None and packs_weights(source),
+            attempts=len(self.history),
+            reason=decision.reason,
+        )
+
+
+def packs_weights(source: str) -> bool:
+    """Whether a candidate file declares `STATIC_WEIGHTS = True` at top level."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == "STATIC_WEIGHTS" for t in node.targets)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is True
+        for node in ast.parse(source).body
+    )
