@@ -21,18 +21,18 @@ def command(dry_run: bool, as_json: bool) -> None:
     """
     from ..models.cache import cache_dir
 
-    entries = [{"path": str(path), "bytes": size(path)} for path in sorted(cache_dir().iterdir())]
+    bytes_of = {path: size(path) for path in sorted(cache_dir().iterdir())}
     if not dry_run:
-        for entry in entries:
-            remove(Path(str(entry["path"])))
+        for path in bytes_of:
+            remove(path)
     if as_json:
+        entries = [{"path": str(path), "bytes": count} for path, count in bytes_of.items()]
         print_json({"removed": not dry_run, "entries": entries})
         return
-    for entry in entries:
-        results().print(f"{int(entry['bytes']) / 1e6:9.1f} MB  {entry['path']}", markup=False, soft_wrap=True)
-    total = sum(int(entry["bytes"]) for entry in entries) / 1e6
+    for path, count in bytes_of.items():
+        results().print(f"{count / 1e6:9.1f} MB  {path}", markup=False, soft_wrap=True)
     verb = "would be removed" if dry_run else "removed"
-    results().print(f"{total:9.1f} MB  {verb} from {cache_dir()}", markup=False, soft_wrap=True)
+    results().print(f"{sum(bytes_of.values()) / 1e6:9.1f} MB  {verb} from {cache_dir()}", markup=False, soft_wrap=True)
 
 
 def size(path: Path) -> int:

@@ -87,8 +87,9 @@ class Bars:
         if self._live is not None:
             if what not in self._bars:
                 self._bars[what] = self._live.add_task(what, total=total, note="")
-            fields = {"note": note} if note else {}
-            self._live.update(self._bars[what], completed=done, total=total, **fields)
+            self._live.update(self._bars[what], completed=done, total=total)
+            if note:
+                self._live.update(self._bars[what], note=note)
         elif not self._quiet:
             self._line(what, done, total, note)
 

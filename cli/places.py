@@ -1,0 +1,67 @@
+"""Find runs and tasks on disk by what a user types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..models.errors import RecordError, SpecError
+from ..models.suggest import did_you_mean
+
+RUNS = Path("runs")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds what a run writes."""
+    return folder.is_dir() and any((folder / name).exists() for name in ("run.json", "profile.json", "tasks"))
+
+
+def runs(root: Path) -> list[Path]:
+    """Return the runs below a folder, newest first by name, which begins with the time."""
+    return sorted((p for p in root.iterdir() if is_run(p)), reverse=True) if root.is_dir() else []
+
+
+def find_run(text: str) -> Path:
+    """Return the run directory that `text` names: a path, a name under `runs/`, or "last"."""
+    if text == "last":
+        known = runs(RUNS)
+        if not known:
+            raise RecordError(f"{RUNS.absolute()}: no runs there; `hotswap run MODEL` makes one")
+        return known[0]
+    for folder in (Path(text), RUNS / text):
+        if is_run(folder):
+            return folder
+    if Path(text).exists():
+        raise RecordError(f"{text}: not a run directory (no run.json, profile.json or tasks/ in it)")
+    raise RecordError(f"{text}: no run directory there{_nearest(text, [p.name for p in runs(RUNS)])}")
+
+
+def tasks(run: Path) -> list[Path]:
+    """Return the task folders of a run, best first: their names begin with the rank."""
+    return sorted(p.parent for p in (run / "tasks").glob("*/task.json"))
+
+
+def find_task(text: str) -> Path:
+    """Return the task folder that `text` names: a path, or `RUN:NAME` with or without the rank before the name."""
+    folder = Path(text)
+    if (folder / "task.json").is_file():
+        return folder
+    run_text, colon, name = text.rpartition(":")
+    if not colon:
+        raise SpecError(f"{text}: not a task folder (no task.json in it), nor RUN:NAME")
+    run = find_run(run_text)
+    found = [t for t in tasks(run) if name in (t.name, t.name.partition("-")[2], t.name.partition("-")[0])]
+    if not found:
+        raise SpecError(
+            f"{text}: no such task in {run}{_nearest(name, [t.name.partition('-')[2] for t in tasks(run)])}"
+        )
+    return found[0]
+
+
+def run_of(task: Path) -> Path | None:
+    """Return the run a task folder belongs to, None where it stands alone."""
+    run = task.absolute().parent.parent
+    return run if is_run(run) and task.absolute().parent.name == "tasks" else None
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    return did_you_mean(word, known) if known else "; there are none"
