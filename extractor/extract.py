@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..models.record import write_text
 from ..profiler.recording import Limits, Profile
 from .capture import Capture, CapturedGraph
-from .floor import floor_us
+from .floor import cost
 from .node_ops import NodeKind, example, node_kinds
 from .node_times import node_times_us
 from .reference import input_names, reference_source, region_module
@@ -100,12 +100,12 @@ def _task(draft: _Draft, limits: Limits, step_us: float, device: str) -> tuple[_
     first = draft.first.region
     draft.module = region_module(draft.first.graph.gm, first)
     cases = _cases(draft)
-    floors = {
-        id(place): floor_us(place.region, region_module(place.graph.gm, place.region), limits)
-        for place, _ in cases.values()
-    }
+    costs = [
+        (cost(place.region, region_module(place.graph.gm, place.region), limits), sum(p.runs for p in members))
+        for place, members in cases.values()
+    ]
     eager = sum(p.us * p.runs for p in draft.places)
-    floor = sum(floors[id(place)] * sum(p.runs for p in members) for place, members in cases.values())
+    floor = sum(one.floor_us * runs for one, runs in costs)
     share = eager / step_us if step_us else 0.0
     rest = max(0.0, 1.0 - share * (1.0 - min(1.0, floor / eager if eager else 1.0)))
     task = Task(
@@ -122,6 +122,8 @@ def _task(draft: _Draft, limits: Limits, step_us: float, device: str) -> tuple[_
         floor_us=floor,
         share=share,
         ceiling=1.0 / rest if rest else 1.0,
+        bytes=int(sum(one.bytes * runs for one, runs in costs)),
+        flops=int(sum(one.flops * runs for one, runs in costs)),
     )
     return draft, task
 

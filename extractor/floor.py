@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,24 @@ from .node_ops import example
 from .regions import Region
 
 
-def floor_us(region: Region, module: fx.GraphModule, limits: Limits) -> float:
-    """Return max(external bytes / copy rate, FLOPs / matmul rate of the dtype) in microseconds, for one call.
+@dataclass(frozen=True)
+class Cost:
+    """The work of one call of a region, and the least time it can take here."""
+
+    bytes: int
+    flops: int
+    floor_us: float
+
+
+def cost(region: Region, module: fx.GraphModule, limits: Limits) -> Cost:
+    """Return the cost of one call: floor = max(external bytes / copy rate, matmul FLOPs / matmul rate of the dtype).
 
     A region's external bytes are its inputs read once and its outputs written once; inputs that share a storage count
     once, and a table of which only some rows are gathered counts for no more than the rows that come out.
     """
-    return max(external_bytes(region) / (limits.copy_gb_s * 1e3), region_flops(module) / _flop_per_us(region, limits))
+    moved, matmul = external_bytes(region), matmul_flops(module)
+    floor = max(moved / (limits.copy_gb_s * 1e3), matmul / _flop_per_us(region, limits))
+    return Cost(moved, matmul or pointwise_flops(region), floor)
 
 
 def external_bytes(region: Region) -> int:
@@ -37,12 +49,17 @@ def external_bytes(region: Region) -> int:
     return inputs + outputs
 
 
-def region_flops(module: fx.GraphModule) -> int:
+def matmul_flops(module: fx.GraphModule) -> int:
     """Return the FLOPs torch's own registry counts for one call of the region's module, 0 for memory-bound work."""
     examples = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(*(torch.empty_strided(e.shape, e.stride(), dtype=e.dtype, device=e.device) for e in examples))
     return int(counter.get_total_flops())
+
+
+def pointwise_flops(region: Region) -> int:
+    """Return one FLOP for each element of each node's result: a roofline's x axis, no more exact than that."""
+    return sum(int(example(n).numel()) for n in region.nodes if isinstance(example(n), torch.Tensor))
 
 
 def _flop_per_us(region: Region, limits: Limits) -> float:

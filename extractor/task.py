@@ -73,6 +73,7 @@ class Task(Record):
     share: part of the weighted step spent in it. floor_us: least time of all calls a step on this machine.
     ceiling: how many times faster the whole model would be with this task at its floor (Amdahl).
     gain_us: attainable gain a step, `eager_us` minus `floor_us`, what tasks are ranked by.
+    bytes, flops: work of all calls a step; outside matmuls a FLOP is one element of one op.
     size_symbols: input sizes that vary together, one entry for each: ((input index, dim), ...).
     """
 
@@ -90,6 +91,8 @@ class Task(Record):
     share: float
     ceiling: float
     size_symbols: tuple[tuple[tuple[int, int], ...], ...] = ()
+    bytes: int = 0
+    flops: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from ..models.record import Record
 from ..optimizer.verdict import Arm, Interval
 
 Tail = Literal["eager", "cudagraph", "inductor"]
+Outcome = Literal["kernel", "inductor", "left alone", "dropped"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class OpRow(Record):
     speedup_inductor: Interval | None
     model_gain: Interval | None
     predicted_gain: float
-    outcome: Literal["kernel", "inductor", "left alone", "dropped"]
+    outcome: Outcome
     reason: str
     attempts: int
     folder: str
