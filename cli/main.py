@@ -41,7 +41,7 @@ EPILOG = """\b
 Examples:
   hotswap run ./all-MiniLM-L6-v2 --batch 8 --seq-len 128
   hotswap run gpt2@tiny --budget 60s
-  hotswap profile model.py:make --sort-by self_us
+  hotswap profile model.py:make --sort-by headroom
 
 \b
 Exit codes:
