@@ -13,7 +13,7 @@ RESAMPLES = 4000
 
 
 def ratio_interval(baseline_us: Sequence[float], candidate_us: Sequence[float], *, seed: int) -> Interval:
-    """Return (baseline time / candidate time) with a 99% bootstrap interval over blocks; above 1 the candidate is faster.
+    """Return (baseline / candidate) time with its 99% bootstrap interval; above 1 the candidate is faster.
 
     Sides of equal length are taken as rounds: a round is drawn whole, so drift that both sides share cancels, and
     exchanging the sides gives exactly the reciprocal. The answer depends on the samples and `seed` alone.
