@@ -1,0 +1,81 @@
+"""Lower a reference to a loop program: trace it to core ATen, then translate op by op through `aten.TABLE`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from . import pointwise as pointwise
+from . import reductions as reductions
+from . import views as views
+from .aten import TABLE, Translation, dtype_name
+from .axes import Unsupported as Unsupported
+from .build import Tensor
+from .finish import Wanted, finish
+from .program import Input, LoopProgram
+
+Reference = Callable[..., Any]
+
+
+def lower(reference: Reference, inputs: Sequence[torch.Tensor]) -> LoopProgram:
+    """Return the loop program that computes `reference`; raise Unsupported naming the op that is not one loop nest.
+
+    The program holds for every size, not for those of `inputs`; sizes below 1 cannot be traced.
+    """
+    for position, tensor in enumerate(inputs):
+        if 0 in tensor.shape:
+            raise Unsupported(f"example input {position} is empty: its axes cannot be told apart")
+    graph = _trace(reference, inputs).graph
+    translation = Translation()
+    described = []
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    for position, (node, tensor) in enumerate(zip(placeholders, inputs, strict=True)):
+        name = dtype_name(tensor.dtype)
+        described.append(Input(f"x{position}", name, tensor.dim()))
+        translation.values[node] = translation.builder.load(position, tensor.shape, name)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            _translate(translation, node)
+        elif node.op == "get_attr":
+            raise Unsupported(f"{node.target}: a tensor constant made inside the region")
+    (returned,) = next(n for n in graph.nodes if n.op == "output").args
+    single = not isinstance(returned, tuple | list)
+    wanted = [_wanted(translation, node) for node in ([returned] if single else returned)]
+    return finish(translation.builder, described, wanted, single=single)
+
+
+# `pointwise`, `reductions` and `views` are imported because they fill the table.
+
+
+def _trace(reference: Reference, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Return the core-ATen graph of one call, without mutations of intermediates."""
+    pure = torch.func.functionalize(reference, remove="mutations")
+    try:
+        with torch.no_grad():
+            traced = make_fx(pure, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*inputs)
+    except (GuardOnDataDependentSymNode, UnsupportedFakeTensorException) as error:
+        raise Unsupported(f"the region's shape depends on values: {str(error).splitlines()[0]}") from error
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _translate(translation: Translation, node: fx.Node) -> None:
+    handler = TABLE.get(node.target)
+    if handler is None:
+        raise Unsupported(f"{node.target}: not expressible as one loop nest")
+    translation.values[node] = handler(translation, node)
+
+
+def _wanted(translation: Translation, node: Any) -> Wanted:
+    tensor = translation.values.get(node) if isinstance(node, fx.Node) else None
+    if not isinstance(tensor, Tensor):
+        raise Unsupported(f"the region returns {type(node).__name__}, not tensors only")
+    strides = node.meta["val"].stride()
+    return Wanted(tensor, tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d))))
