@@ -12,8 +12,9 @@ class Limits(Record):
     """What this device can do, measured on it (never looked up by its name).
 
     copy_gb_s: bytes read plus bytes written per second of a large device copy, in 1e9 bytes.
-    matmul_tflop_s: dtype name (as in `str(dtype)` without "torch.") to the rate of a large square matmul, in 1e12 FLOP/s.
-    launch_us: host time to launch one trivial op. cache_bytes: size of the last-level cache.
+    matmul_tflop_s: dtype name (`str(dtype)` without "torch.") to the rate of a large square matmul, in 1e12 FLOP/s.
+    launch_us: host time to launch one trivial op. cache_bytes: size of the last-level cache, 0 where it is not known.
+    copy_curve: bytes moved to GB/s of copies small enough for the caches, smallest first; empty where not measured.
     """
 
     device: str
@@ -22,6 +23,13 @@ class Limits(Record):
     launch_us: float
     cache_bytes: int
     measured_at: str
+    copy_curve: tuple[tuple[int, float], ...] = ()
+
+    def copy_rate(self, moved: int) -> float:
+        """Return the best rate in GB/s at which `moved` bytes can travel: what fits a cache need not touch memory."""
+        smaller = [size for size, _ in self.copy_curve if size <= moved]
+        least = smaller[-1] if smaller else 0
+        return max([rate for size, rate in self.copy_curve if size >= least] + [self.copy_gb_s])
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Row(Record):
     self_us: self device time a step (CPU time on a CPU), all calls together; counted once, at the launch.
     floor_us: least time for all calls on this machine by `Limits`; None where neither bytes nor FLOPs are known.
     source: what kind of work it is: "memory" (bound by bytes), "compute" (bound by FLOPs) or "overhead".
+    phase: "forward", "backward" (its module is the one whose forward it differentiates) or "optimizer".
     """
 
     op: str
@@ -45,6 +54,7 @@ class Row(Record):
     bytes: int | None
     flops: int | None
     source: str
+    phase: str = "forward"
 
     @property
     def headroom(self) -> float | None:
@@ -57,7 +67,10 @@ class CallProfile(Record):
     """One example call of the workload: its rows, its wall time, and what the rows leave out.
 
     step_us: median wall time of the unprofiled call. recorded_us: the same under the profiler.
-    other_us: `recorded_us` minus the rows' sum, never negative. busy_share: device-busy share of the recorded step (1.0 on a CPU).
+    other_us: `recorded_us` minus the rows' sum, never negative.
+    busy_share: device-busy time as a share of the unprofiled step, for the profiler slows the host only; 1.0 on a CPU.
+    launches: what the step put on the device; on a CPU, the ops themselves.
+    peak_bytes: the most memory tensors held at once, weights and buffers among them.
     """
 
     name: str
@@ -79,7 +92,10 @@ class CallProfile(Record):
 
 @dataclass(frozen=True)
 class Profile(Record):
-    """Where a workload spends its time. notes: what a reader must know (degraded clocks, launch-bound, unwrapped model)."""
+    """Where a workload spends its time.
+
+    notes: what a reader must know (degraded clocks, launch-bound, unwrapped model).
+    """
 
     model: str
     device: str
