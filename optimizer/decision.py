@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..extractor.task import Task
@@ -77,7 +78,9 @@ def headroom(task: Task, baseline: Race, verdict: Verdict | None) -> float | Non
     return best / (eager.median_us * task.floor_us / task.eager_us)
 
 
-def decide(task: Task, baseline: Race, best: Attempt | None, history: list[Attempt]) -> Decision:
+def decide(
+    task: Task, baseline: Race, best: Attempt | None, history: Sequence[Attempt], refusals: Sequence[str] = ()
+) -> Decision:
     """Return what the task ends with: our kernel only where it clears the best rival, else the best rival itself."""
     inductor = inductor_gain(baseline)
     if best is not None and best.verdict is not None and best.verdict.speedup is not None:
@@ -87,7 +90,7 @@ def decide(task: Task, baseline: Race, best: Attempt | None, history: list[Attem
             return Decision("kernel", f"{times(won)} {rival}; {best.proposer}, attempt {best.number} of {len(history)}")
         ours = f"our best was {times(won)} that"
     else:
-        ours = nothing_passed(history)
+        ours = nothing_passed(history, refusals)
     if inductor is not None and inductor.low > 1.0:
         return Decision("inductor", f"Inductor's code is {times(inductor)} eager; {ours}")
     slack = headroom(task, baseline, None)
@@ -103,10 +106,10 @@ def inductor_gain(baseline: Race) -> Interval | None:
     return ratio_interval(eager.samples_us, inductor.samples_us, seed=0)
 
 
-def nothing_passed(history: list[Attempt]) -> str:
-    """Return why no candidate is left: how many were tried and what the last was rejected for."""
+def nothing_passed(history: Sequence[Attempt], refusals: Sequence[str]) -> str:
+    """Return why no candidate is left: what the last was rejected for, or why there was none."""
     if not history:
-        return "no proposer had a candidate"
+        return "; ".join(("no proposer had a candidate", *refusals))
     last = history[-1].verdict
     reason = f": {last.reason} ({last.stage})" if last is not None and last.reason else ""
     return f"none of {len(history)} candidates passed{reason}"

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..extractor.task import Task
 from ..models.environment import environment
@@ -20,7 +20,7 @@ from ..models.record import write_text
 from .attempt import Attempt
 from .candidate import Candidate, Proposer
 from .decision import AT_FLOOR, decide, headroom, median_us, replaces
-from .domain import verified_domain
+from .domain import Shapes, verified_domain
 from .ledger import Ledger
 from .verdict import Race, Verdict
 from .winner import Winner
@@ -30,10 +30,22 @@ REPEATS_ALLOWED = 100
 
 
 class Judging(Protocol):
-    """What the search asks of a judge; `optimizer.judge.Judge` is one."""
+    """What the search asks of a judge; `optimizer.judge.Judge` is one. tried: input shapes beyond the recorded ones."""
 
+    @property
+    def tried(self) -> Sequence[Shapes]: ...
     def baseline(self) -> Race: ...
     def verdict(self, source: str) -> Verdict: ...
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A proposer that can say why it has nothing to offer; reason: None while it has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
 
 
 def search(
@@ -63,7 +75,7 @@ def search(
             waiting.append(proposer)
             hunt.attempt(candidate)
     progress(hunt.task.name, seconds, seconds, hunt.standing())
-    return hunt.winner()
+    return hunt.winner([f"{p.name}: {p.reason}" for p in proposers if isinstance(p, Explaining) and p.reason])
 
 
 class Hunt:
@@ -113,8 +125,9 @@ class Hunt:
         won = self.parent.verdict.speedup if self.parent and self.parent.verdict else None
         return f"{len(self.history)} tried" + (f", best {won.median:.2f}x" if won else "")
 
-    def winner(self) -> Winner:
-        decision = decide(self.task, self.baseline, self.parent, self.history)
+    def winner(self, refusals: Sequence[str]) -> Winner:
+        """Return how the task ends now. refusals: what proposers say of why they had nothing."""
+        decision = decide(self.task, self.baseline, self.parent, self.history, refusals)
         kernel = self.parent if decision.choice == "kernel" else None
         source = self._ledger.source(kernel.source_hash) if kernel else None
         return Winner(
@@ -123,7 +136,7 @@ class Hunt:
             choice=decision.choice,
             proposer=kernel.proposer if kernel else None,
             source=source,
-            domain=verified_domain(self.task, int(self._environment["threads"])) if kernel else None,
+            domain=verified_domain(self.task, self._judge.tried, int(self._environment["threads"])) if kernel else None,
             verdict=kernel.verdict if kernel else None,
             static_weights=source is not None and packs_weights(source),
             attempts=len(self.history),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import fnmatch
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,34 @@ def test_data_files_are_packaged() -> None:
             if path.is_file() and path.suffix not in (".py", ".pyc"):
                 globs = packaged.get(path.parent.relative_to(ROOT).parts, [])
                 assert any(fnmatch.fnmatch(path.name, g) for g in globs), f"{path.relative_to(ROOT)} is not packaged"
+
+
+def test_every_third_party_import_is_declared() -> None:
+    """What the package imports, wherever the import stands, is in setup.cfg: required, or in an extra."""
+    options = setup()
+    lines = [options["options"]["install_requires"], *options["options.extras_require"].values()]
+    declared = {
+        re.split(r"[<>=!~ \[]", line.strip())[0].replace("-", "_").lower()
+        for block in lines
+        for line in block.split("\n")
+    }
+    for path in modules():
+        for node in ast.walk(tree(path)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            foreign = {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"hotswap"}
+            assert foreign <= declared, (
+                f"{path.relative_to(ROOT)} imports {foreign - declared}, which setup.cfg does not name"
+            )
+
+
+def test_make_help_lists_what_a_newcomer_may_type() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    phony = next(
+        line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if line.startswith(".PHONY")
+    )
+    assert listed == set(phony.split()[1:])
 
 
 def test_importing_hotswap_or_any_command_loads_nothing_heavy() -> None:

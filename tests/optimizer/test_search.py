@@ -37,6 +37,7 @@ class FakeJudge:
 
     eager: float = 20.0
     inductor: float = 10.0
+    tried: Sequence[Sequence[tuple[int, ...]]] = (((1, 384),), ((0, 384),), ((513, 384),))
     asked: list[str] = field(default_factory=list)
     baselines: int = 0
 
@@ -139,6 +140,15 @@ def test_eager_is_left_alone_where_nothing_is_faster(searching: Searching) -> No
     winner = searching(FakeJudge(inductor=20.0), Script(["wrong = 1"]))
     assert winner.choice == "leave"
     assert winner.reason.endswith("none of 1 candidates passed: wrong at 3 of 4096 values (smoke)")
+
+
+def test_a_proposer_says_why_it_has_nothing(searching: Searching) -> None:
+    @dataclass
+    class Unable(Script):
+        reason: str | None = "index_put is no loop nest"
+
+    winner = searching(FakeJudge(), Unable([], "template"))
+    assert winner.reason.endswith("no proposer had a candidate; template: index_put is no loop nest")
 
 
 def test_at_the_floor_nothing_is_tried(searching: Searching, folder: Path) -> None:
