@@ -1,0 +1,182 @@
+"""What a task's candidates are judged by: input sets with their targets, computed once for all candidates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...extractor.load_task import LoadedTask, load_task
+from ...models.errors import InputError
+from . import arena
+from .oracle import Oracle
+from .shapes import Variant, neighbours, recorded
+from .target import Target, misfit, targets
+from .values import FAMILIES, continuous, draw
+
+logger = logging.getLogger(__name__)
+
+# Elements of one input set beyond which the extra-large neighbour and the value families are not tried at that shape.
+_LARGE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input set and what must come out. is_view: which outputs the reference itself returns as views of inputs."""
+
+    name: str
+    variant: Variant
+    inputs: tuple[Tensor, ...]
+    layout: arena.Layout
+    in_bytes: int
+    targets: tuple[Target, ...]
+    is_view: tuple[bool, ...]
+
+    @property
+    def out_bytes(self) -> int:
+        return sum(t.reference.numel() * t.reference.element_size() * 4 + 4096 for t in self.targets)
+
+
+class Bank:
+    """A task loaded for judging. Reference and oracle run here, in the judge's own process."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.loaded: LoadedTask = load_task(folder)
+        self.task = self.loaded.task
+        self.generator = torch.Generator().manual_seed(seed)
+        self.refused: list[str] = []
+        self._oracles: dict[tuple[object, ...], Oracle] = {}
+        cases = recorded(self.task)
+        self.captured = [self._captured(i) for i in range(len(cases))]
+        first = [self._sample(f"{v.name}, captured", v, self.loaded.inputs(i)) for i, v in enumerate(cases)]
+        self.recorded: list[Sample] = [s for s in first if s is not None]
+        if len(self.recorded) < len(cases):
+            raise InputError(
+                f"{folder}: task refused: its reference raises on its own recorded inputs ({self.refused[0]})"
+            )
+        near = [self._drawn(v.name, v, "random") for v in neighbours(self.task)]
+        self.neighbours: list[Sample] = [s for s in near if s is not None]
+        self.families = self._families(cases)
+        self.fresh = [
+            s for s in (self._drawn(f"{cases[0].name}, fresh {i}", cases[0], "random") for i in range(3)) if s
+        ]
+        self._refuse_trivial(folder)
+
+    @property
+    def in_bytes(self) -> int:
+        return max(s.in_bytes for s in self.all)
+
+    @property
+    def out_bytes(self) -> int:
+        return max(s.out_bytes for s in self.all)
+
+    @property
+    def all(self) -> list[Sample]:
+        """Every input set, in the order in which stages use them."""
+        return [*self.recorded, *self.neighbours, *self.families, *self.fresh]
+
+    def targets(self, variant: Variant, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
+        """Return what must come out for these inputs; the graph is traced once for each set of shapes and layouts."""
+        key = tuple((s.shape, s.stride, s.dtype) for s in variant.specs)
+        if key not in self._oracles:
+            self._oracles[key] = Oracle(self.loaded.reference, inputs)
+        with torch.no_grad():
+            return targets(self.loaded.reference, self._oracles[key], inputs, self.generator)
+
+    def draw(self, variant: Variant, family: str) -> list[Tensor]:
+        return draw(variant.specs, self.captured[0], family, self.generator)
+
+    def continuous(self, number: int) -> bool:
+        """Whether an input is an activation that may take any value."""
+        spec = self.task.cases[0].inputs[number]
+        return spec.role == "activation" and continuous(spec, self.captured[0][number] if self.captured[0] else None)
+
+    def _captured(self, case: int) -> list[Tensor] | None:
+        return self.loaded.inputs(case) if all(s.storage for s in self.task.cases[case].inputs) else None
+
+    def _families(self, cases: Sequence[Variant]) -> list[Sample]:
+        """Values that break sloppy kernels, at the smallest recorded shape, or a smaller one where that is large."""
+        place = min(cases, key=_elements)
+        if _elements(place) > _LARGE:
+            place = next((s.variant for s in self.neighbours if _elements(s.variant) <= _LARGE), place)
+        floating = any(self.continuous(i) for i in range(len(self.task.inputs)))
+        names = list(FAMILIES) if floating else ["random"]
+        made = [self._drawn(f"{family}", place, family) for family in names]
+        return [s for s in made if s is not None]
+
+    def _drawn(self, name: str, variant: Variant, family: str) -> Sample | None:
+        if variant.name.startswith("sizes") and _elements(variant) > 4 * _LARGE:
+            return None
+        return self._sample(name, variant, self.draw(variant, family))
+
+    def _sample(self, name: str, variant: Variant, inputs: Sequence[Tensor]) -> Sample | None:
+        """Return the sample, None (and a line in `refused`) where the reference itself does not take these inputs."""
+        before = [arena.storage_bytes(t).clone() for t in inputs]
+        try:
+            wanted = self.targets(variant, inputs)
+            outputs = self.loaded.reference(*inputs)
+        except Exception as error:  # the reference is the user's code, and a neighbouring shape may mean nothing to it
+            self.refused.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            logger.info("the reference refuses %s", self.refused[-1])
+            return None
+        if any(not torch.equal(arena.storage_bytes(t), b) for t, b in zip(inputs, before, strict=True)):
+            raise InputError(
+                f"{self.loaded.folder}: task refused: its reference changes its inputs, which no kernel may"
+            )
+        layout, in_bytes = arena.plan(inputs)
+        given = {t.untyped_storage().data_ptr() for t in inputs if t.numel()}
+        views = tuple(o.untyped_storage().data_ptr() in given for o in outputs)
+        return Sample(name, variant, tuple(inputs), layout, in_bytes, wanted, views)
+
+    def _refuse_trivial(self, folder: Path) -> None:
+        """Refuse a task that zeros, the mean, an input or another call's output would pass."""
+        samples = [*self.families, *self.fresh]
+        for name, answer in _TRIVIAL.items():
+            tried = [answer(s, samples[i - 1]) for i, s in enumerate(samples)]
+            pairs = [(a, s) for a, s in zip(tried, samples, strict=True) if a is not None]
+            if pairs and all(misfit(a, s.targets) is None for a, s in pairs):
+                raise InputError(
+                    f"{folder}: task refused: {name} as the answer would pass on all {len(pairs)} input sets, "
+                    "so no verdict would mean anything; record it with inputs that matter"
+                )
+
+
+Trivial = Callable[[Sample, Sample], list[Tensor] | None]
+
+
+def _zeros(sample: Sample, _: Sample) -> list[Tensor] | None:
+    return [torch.zeros_like(t.reference) for t in sample.targets]
+
+
+def _mean(sample: Sample, _: Sample) -> list[Tensor] | None:
+    outs = [t.reference for t in sample.targets]
+    return [torch.full_like(o, o.double().mean().item()) if o.is_floating_point() and o.numel() else o for o in outs]
+
+
+def _previous(sample: Sample, other: Sample) -> list[Tensor] | None:
+    outs = [t.reference for t in other.targets]
+    same = all(o.shape == t.reference.shape for o, t in zip(outs, sample.targets, strict=True))
+    return outs if same and other is not sample else None
+
+
+def _an_input(sample: Sample, _: Sample) -> list[Tensor] | None:
+    found = []
+    for target, view in zip(sample.targets, sample.is_view, strict=True):
+        like = [t for t in sample.inputs if t.shape == target.reference.shape and t.dtype == target.reference.dtype]
+        if not like or view:
+            return None
+        found.append(like[0])
+    return found
+
+
+_TRIVIAL: dict[str, Trivial] = {
+    "zeros": _zeros, "the mean": _mean, "another call's output": _previous, "an input": _an_input,
+}  # fmt: skip
+
+
+def _elements(variant: Variant) -> int:
+    return sum(arena.span(s.shape, s.stride) for s in variant.specs)

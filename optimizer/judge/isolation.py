@@ -1,0 +1,155 @@
+"""Shut the calling process in, in tiers: the best one this machine allows is used and named in the verdict.
+
+Namespaces hide the network, other processes, homes, temporary files and the run; an id nobody owns and no capabilities
+take away what is left; limits bound memory, files and processes. Linux only; elsewhere the last tier is a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_ALL = _NEWNET | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS
+_BIND, _REC, _PRIVATE, _NOSUID, _NODEV = 4096, 16384, 1 << 18, 2, 4
+_PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 4, 24, 38
+_AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR, _ATTR_RDONLY = -100, 0x8000, 442, 1
+SCRATCH_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One way to shut a process in. own_id: run as a user id that owns nothing."""
+
+    name: str
+    flags: int
+    own_id: bool
+
+
+TIERS = (
+    Tier("network, mount, pid and ipc namespaces", _ALL, own_id=True),
+    Tier("user, network, mount, pid and ipc namespaces", _NEWUSER | _ALL, own_id=False),
+    Tier("network namespace", _NEWNET, own_id=True),
+    Tier("process", 0, own_id=True),
+    Tier("process", 0, own_id=False),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Confines:
+    """What a worker is confined to: its tier, the id it runs as, what it must not see and how much it may use."""
+
+    tier: Tier
+    user_id: int
+    hidden: tuple[str, ...]
+    needed: tuple[str, ...]
+    memory_bytes: int
+    processes: int = 256
+    file_bytes: int = SCRATCH_BYTES
+
+    @property
+    def name(self) -> str:
+        """The tier as a verdict names it."""
+        who = "an id that owns nothing" if self.tier.own_id else "the caller's id"
+        return f"own process, {self.tier.name}, {who}, rlimits" if self.tier.flags else f"own process, {who}, rlimits"
+
+
+def needed_paths() -> tuple[str, ...]:
+    """Return the folders Python and this package are read from, which must stay visible."""
+    roots = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[2], Path(sys.executable).parent}
+    roots |= {Path(p) for p in sys.path if p and Path(p).is_dir()}
+    roots |= {r.resolve() for r in roots}
+    return tuple(sorted(str(r) for r in roots if str(r) not in ("/", "/usr")))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent goes."""
+    _call(_LIBC.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def separate(confines: Confines) -> None:
+    """Enter the tier's namespaces; only children are in the pid one. Raises OSError where refused."""
+    if confines.tier.flags:
+        outer = (os.getuid(), os.getgid())
+        _call(_LIBC.unshare(confines.tier.flags), "unshare")
+        if confines.tier.flags & _NEWUSER:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{outer[0]} {outer[0]} 1")
+            Path("/proc/self/gid_map").write_text(f"{outer[1]} {outer[1]} 1")
+
+
+def hide(confines: Confines) -> str:
+    """Cover what the worker must not see, as the first process of the namespaces; return its scratch folder."""
+    if not confines.tier.flags & _NEWNS:
+        return ""
+    _mount("none", "/", None, _REC | _PRIVATE)
+    attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
+    _call(
+        _LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes)), "mount_setattr"
+    )
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV)
+    homes = {os.path.realpath(p) for p in ("/root", "/home", os.path.expanduser("~"))}  # noqa: PTH111 (strings)
+    for folder in sorted({"/tmp", "/var/tmp", "/dev/shm", *homes, *confines.hidden}):
+        if Path(folder).is_dir() and folder != "/":
+            _cover(folder, confines)
+    scratch = Path("/tmp/scratch")  # a fresh tmpfs of this namespace
+    scratch.mkdir(mode=0o700)
+    if confines.tier.own_id:
+        os.chown(scratch, confines.user_id, confines.user_id)
+    return str(scratch)
+
+
+def give_up_rights(confines: Confines) -> None:
+    """Drop to the worker's id, without capabilities or a way to regain any, under its limits."""
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, confines.file_bytes),
+        (resource.RLIMIT_AS, confines.memory_bytes),
+        (resource.RLIMIT_NOFILE, 256),
+    ):
+        resource.setrlimit(kind, (most, most))
+    for capability in range(64 if os.getuid() == 0 or confines.tier.flags & _NEWUSER else 0):
+        _LIBC.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
+    if confines.tier.own_id:
+        os.setgroups([])
+        os.setresgid(confines.user_id, confines.user_id, confines.user_id)
+        os.setresuid(confines.user_id, confines.user_id, confines.user_id)
+        resource.setrlimit(resource.RLIMIT_NPROC, (confines.processes, confines.processes))
+        _LIBC.prctl(_DUMPABLE, 1, 0, 0, 0)
+    elif confines.tier.flags & _NEWUSER:
+        header, empty = struct.pack("Ii", 0x20080522, 0), bytes(24)
+        _call(_LIBC.capset(header, empty), "capset")
+    _call(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+
+
+def _cover(folder: str, confines: Confines) -> None:
+    """Lay an empty tmpfs over a folder and bind back what must stay visible inside."""
+    kept = [n for n in confines.needed if n != folder and n.startswith(folder + "/")]
+    kept = [n for n in kept if Path(n).is_dir() and not any(n.startswith(k + "/") for k in kept)]
+    if folder in confines.needed:
+        return
+    handles = [(name, os.open(name, os.O_PATH | os.O_DIRECTORY)) for name in kept]
+    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"mode=0755,size={SCRATCH_BYTES}")
+    for name, handle in handles:
+        Path(name).mkdir(parents=True, exist_ok=True)
+        _mount(f"/proc/self/fd/{handle}", name, None, _BIND | _REC)
+        os.close(handle)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    done = _LIBC.mount(
+        source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), options.encode()
+    )
+    _call(done, f"mount on {target}")
+
+
+def _call(result: int, what: str) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")

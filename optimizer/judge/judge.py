@@ -1,0 +1,232 @@
+"""The judge of one task: it keeps rivals warm and what they are measured against, and gives verdicts on candidates."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from ...extractor.task import Task
+from ...models.cache import cache_dir
+from ...models.environment import environment
+from ...profiler.limits import measure
+from ..verdict import Interval, Race, StageResult, Verdict
+from .bank import Bank
+from .hall import Hall, WorkerError
+from .race import Lane, Pool, TimedOutputError, as_race, cache_state, make_pool, run, weighted_speedup
+from .rivals import Rivals
+from .stages import STAGES
+from .trial import Patience, Rejected, Trial
+
+logger = logging.getLogger(__name__)
+
+_SCREENING_ROUNDS = 3
+# A candidate whose screening says that it is this much slower than the best so far is not timed any longer.
+_CLEARLY_SLOWER = 0.9
+# A copy measured on the same machine may be beaten by this much: inputs can still lie in a cache.
+_ABOVE_COPY = 1.5
+
+
+class Judge:
+    """Judges candidates for the task in `folder`; a context manager, for it owns processes.
+
+    seed: None draws a secret one. block_s, rounds: least length of a timed block and blocks a side. pool_bytes:
+    memory for the timed input sets of a worker. threads: of every arm, None for torch's own number here.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        seed: int | None = None,
+        block_s: float = 0.2,
+        rounds: int = 8,
+        pool_bytes: int = 96 << 20,
+        patience: Patience | None = None,
+        threads: int | None = None,
+        inductor: bool = True,
+    ) -> None:
+        self.folder = Path(folder).resolve()
+        self._seed = secrets.randbits(62) if seed is None else seed
+        self._source = random.Random(self._seed)
+        self._block_s, self._rounds = block_s, max(rounds, 2)
+        self._patience = patience or Patience()
+        self.bank = Bank(self.folder, self._seed)
+        self._environment = environment()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        self._hall = Hall(threads=threads or torch.get_num_threads(), hidden=_hidden(self.folder), memory_bytes=memory)
+        self._rivals = Rivals(self._hall, self.bank, self.folder, compiled=inductor, cache=cache_dir() / "rivals")
+        self._pools: list[Pool] = []
+        self._pool_bytes = pool_bytes
+        self._baselines: tuple[Race, ...] = ()
+        self._best = 1.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def task(self) -> Task:
+        return self.bank.task
+
+    @property
+    def tried(self) -> Sequence[tuple[tuple[int, ...], ...]]:
+        """The input shapes tried beyond the recorded ones."""
+        return [tuple(spec.shape for spec in s.variant.specs) for s in self.bank.neighbours]
+
+    def baseline(self) -> Race:
+        """Return eager against Inductor on the case that weighs most; the arms of `baselines()` hold all cases."""
+        return max(self.baselines(), key=lambda r: r.weight * r.arms[0].median_us)
+
+    def baselines(self) -> tuple[Race, ...]:
+        """Return the race of the rivals for every recorded case, run once."""
+        if not self._baselines:
+            lanes = self._rivals.lanes(self._patience.call_s)
+            subject = lanes[-1].name
+            self._baselines = self._race(lanes, subject, self._rounds, self._block_s)
+        return self._baselines
+
+    def verdict(self, source: str) -> Verdict:
+        """Return the verdict on a candidate's source. Whatever the candidate does, this returns."""
+        trial = Trial(source, self.bank, self._hall, self._patience)
+        results: list[StageResult] = []
+        try:
+            for stage in STAGES:
+                failed = _run_stage(stage.__name__, functools.partial(stage, trial), results)
+                if failed:
+                    return self._verdict(source, results, failed)
+            races: list[Race] = []
+            failed = _run_stage("timing", functools.partial(self._timing, trial, races), results)
+            return self._verdict(source, results, failed, races)
+        finally:
+            trial.close()
+
+    def close(self) -> None:
+        """End every process of this judge."""
+        self._rivals.close()
+        self._hall.close()
+        for pool in self._pools:
+            pool.memory.close()
+        self._pools = []
+
+    def _timing(self, trial: Trial, races: list[Race]) -> dict[str, str]:
+        """Screen, then race in a clean process if screening does not say that the candidate is clearly slower."""
+        races += self._raced(trial, _SCREENING_ROUNDS, self._block_s / 4)
+        rival, screened = weighted_speedup(races, "candidate")
+        depth = "screening"
+        if screened.median >= _CLEARLY_SLOWER * self._best:
+            trial.renew()
+            trial.check(self.bank.recorded[0])
+            races[:] = self._raced(trial, self._rounds, self._block_s)
+            rival, final = weighted_speedup(races, "candidate")
+            depth = "acceptance, in a clean process"
+            self._best = max(self._best, final.median)
+        others = trial.worker.others()
+        if others:
+            raise Rejected(f"left {others} other process(es) running")
+        _refuse_impossible(races, self._pools_now())
+        return {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
+
+    def _raced(self, trial: Trial, rounds: int, block_s: float) -> tuple[Race, ...]:
+        lane = Lane("candidate", trial.worker, [], self._patience.call_s)
+        try:
+            return self._race([lane, *self._rivals.lanes(self._patience.call_s)], "candidate", rounds, block_s, trial)
+        except TimedOutputError as error:
+            raise Rejected(f"{error}; it was right while it was not timed") from error
+        except WorkerError as error:
+            raise Rejected(f"while timed: {error}") from error
+
+    def _race(
+        self, lanes: list[Lane], subject: str, rounds: int, block_s: float, trial: Trial | None = None
+    ) -> tuple[Race, ...]:
+        races = []
+        for pool in self._pools_now():
+            for lane in lanes:
+                if trial is not None and lane.strides is not None:
+                    lane.strides = trial.strides[pool.sample.variant.name]
+                lane.enter(pool)
+            run(lanes, pool, self.bank, rounds=rounds, block_s=block_s, source=self._source)
+            races.append(as_race(lanes, pool, subject, block_s, cache_state(pool, _cache_bytes(self.task.device))))
+        return tuple(races)
+
+    def _pools_now(self) -> list[Pool]:
+        if not self._pools:
+            weights = [c.weight * max(c.calls, 1) for c in self.task.cases]
+            self._pools = [
+                make_pool(self.bank, s, w, self._pool_bytes) for s, w in zip(self.bank.recorded, weights, strict=True)
+            ]
+        return self._pools
+
+    def _verdict(
+        self, source: str, results: list[StageResult], failed: str | None, races: Sequence[Race] = ()
+    ) -> Verdict:
+        speedup: Interval | None = None
+        if failed is None and races:
+            _, speedup = weighted_speedup(races, "candidate")
+        return Verdict(
+            accepted=failed is None,
+            stage=results[-1].stage if failed is not None else None,
+            reason=failed,
+            stages=tuple(results),
+            races=tuple(races) if failed is None else (),
+            speedup=speedup,
+            source_hash=hashlib.sha256(source.encode(errors="replace")).hexdigest(),
+            isolation=self._hall.isolation,
+            environment=self._environment,
+        )
+
+
+def judge(task: Path | str, candidate: Path | str) -> Verdict:
+    """Return the verdict on one candidate file for the task in a folder."""
+    with Judge(task) as court:
+        return court.verdict(Path(candidate).read_text(encoding="utf-8", errors="replace"))
+
+
+def _run_stage(name: str, stage: Callable[[], dict[str, str]], results: list[StageResult]) -> str | None:
+    """Run one stage, append what it saw, and return the reason where it rejects."""
+    started = time.monotonic()
+    try:
+        evidence = stage()
+        failed = None
+    except Rejected as error:
+        evidence, failed = {}, str(error)
+    results.append(StageResult(name, failed is None, time.monotonic() - started, evidence))
+    return failed
+
+
+def _refuse_impossible(races: Sequence[Race], pools: Sequence[Pool]) -> None:
+    """Reject a time that moving the task's bytes alone cannot take on this machine, with the arithmetic."""
+    limits = measure("cpu")
+    for race, pool in zip(races, pools, strict=True):
+        moved = pool.moved_bytes
+        copy = limits.copy_rate(moved)
+        rate = copy * _ABOVE_COPY
+        us = next(a.median_us for a in race.arms if a.name == "candidate")
+        if us < moved / rate / 1e3:
+            raise Rejected(
+                f"{race.case}: {us:.2f} us a call would move {moved} bytes at {moved / us / 1e3:.0f} GB/s; "
+                f"this machine copies at most at {copy:.0f}, with {_ABOVE_COPY}x allowed for caches"
+            )
+
+
+def _cache_bytes(device: str) -> int:
+    return measure(device).cache_bytes
+
+
+def _hidden(folder: Path) -> tuple[str, ...]:
+    """Return what a candidate must not see: the whole run where the task is part of one, else the task."""
+    return (str(folder.parent.parent),) if folder.parent.name == "tasks" else (str(folder),)

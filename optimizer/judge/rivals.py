@@ -1,0 +1,57 @@
+"""What a candidate races against: the reference in trusted workers, eagerly and compiled by Inductor."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from . import arena
+from .bank import Bank
+from .hall import Hall, Worker, WorkerError
+from .race import Lane
+
+_COMPILE_S = 300.0
+
+
+class Rivals:
+    """Warm workers with the reference. Compiling goes on in the background until a rival is first needed."""
+
+    def __init__(self, hall: Hall, bank: Bank, folder: Path, *, compiled: bool, cache: Path) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._failed: dict[str, str] = {}
+        self._threads = []
+        for name in ("eager", "inductor") if compiled else ("eager",):
+            worker = hall.trusted({"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")})
+            self._workers[name] = worker
+            start = threading.Thread(target=self._start, args=(name, worker, bank, folder), daemon=True)
+            start.start()
+            self._threads.append(start)
+
+    @property
+    def missing(self) -> str:
+        """Rivals that could not take part, each with the reason; empty when all did."""
+        return "; ".join(f"{name}: {why}" for name, why in self._failed.items())
+
+    def lanes(self, call_s: float) -> list[Lane]:
+        """Return a lane for each rival that runs, once all are ready."""
+        for thread in self._threads:
+            thread.join()
+        lanes = [Lane(n, w, None, call_s) for n, w in self._workers.items() if n not in self._failed]
+        if not any(lane.name == "eager" for lane in lanes):
+            raise RuntimeError(f"the reference itself does not run in a worker: {self._failed.get('eager')}")
+        return lanes
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.end()
+
+    def _start(self, name: str, worker: Worker, bank: Bank, folder: Path) -> None:
+        try:
+            worker.ask("rival", seconds=_COMPILE_S, folder=str(folder), compiled=name == "inductor")
+            for sample in bank.recorded:
+                inbox, _ = worker.arenas(bank.in_bytes, bank.out_bytes)
+                arena.write(inbox, sample.layout, sample.inputs)
+                worker.ask("layout", seconds=10.0, layout=sample.layout)
+                worker.ask("call", seconds=_COMPILE_S, poison=0, keep=False)
+        except WorkerError as error:
+            self._failed[name] = str(error)

@@ -1,0 +1,100 @@
+"""Task folders small enough to be judged in a second or two, written as the extractor writes them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hotswap.extractor.task import ShapeCase, Task, TensorSpec
+from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.judge.trial import Patience
+
+Symbols = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def write_task(
+    folder: Path,
+    reference: str,
+    cases: Sequence[dict[str, torch.Tensor]],
+    *,
+    weights: Sequence[str] = (),
+    symbols: Symbols = (),
+    outputs: int = 1,
+) -> Path:
+    """Write a task folder from the text of its reference and the inputs of each case."""
+    folder.mkdir(parents=True)
+    (folder / "reference.py").write_text(textwrap.dedent(reference))
+    kept: dict[str, torch.Tensor] = {}
+    recorded = []
+    for number, inputs in enumerate(cases):
+        specs = []
+        for name, tensor in inputs.items():
+            key = f"case{number}.{name}"
+            kept[key] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
+            values = tensor.double()
+            specs.append(
+                TensorSpec(
+                    name, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()),
+                    str(tensor.dtype).removeprefix("torch."), "weight" if name in weights else "activation", key, None,
+                    values.min().item(), values.max().item(), values.mean().item(), values.std(correction=0).item(),
+                )
+            )  # fmt: skip
+        recorded.append(ShapeCase(f"case{number}", tuple(specs), 1, 1.0, 100.0))
+    save_file(kept, folder / "inputs.safetensors")
+    task = Task(
+        name=folder.name, fingerprint="0" * 16, kind="memory", device="cpu", ops=("aten.mul",), inputs=tuple(cases[0]),
+        outputs=outputs, cases=tuple(recorded), sites=(), eager_us=100.0, floor_us=10.0, share=0.1, ceiling=1.1,
+        size_symbols=symbols,
+    )  # fmt: skip
+    task.save(folder / "task.json")
+    return folder
+
+
+RMSNORM = """
+    import torch
+
+    def reference(x, weight):
+        wide = x.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (weight * scaled.to(x.dtype),)
+"""
+
+
+def rmsnorm(folder: Path, dtype: torch.dtype, rows: int = 24, width: int = 64) -> Path:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
+    symbols: Symbols = (((0, 0),), ((0, 1), (1, 0)))
+    return write_task(folder, RMSNORM, [{"x": x, "weight": weight}], weights=["weight"], symbols=symbols)
+
+
+@pytest.fixture(scope="session")
+def quick() -> Callable[[Path], Judge]:
+    """Judges whose timing is only long enough to run: what they time means nothing, what they reject does."""
+
+    def make(folder: Path) -> Judge:
+        return Judge(
+            folder, seed=5, block_s=0.002, rounds=2, pool_bytes=1 << 20, threads=1, inductor=False,
+            patience=Patience(load_s=30.0, call_s=3.0),
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def judge32(tmp_path_factory: pytest.TempPathFactory, quick: Callable[[Path], Judge]) -> Iterator[Judge]:
+    """A judge of an fp32 RMSNorm, shared by all candidates of a session as a search would."""
+    with quick(rmsnorm(tmp_path_factory.mktemp("fp32") / "rmsnorm", torch.float32)) as court:
+        yield court
+
+
+@pytest.fixture(scope="session")
+def judge16(tmp_path_factory: pytest.TempPathFactory, quick: Callable[[Path], Judge]) -> Iterator[Judge]:
+    """The same in bf16."""
+    with quick(rmsnorm(tmp_path_factory.mktemp("bf16") / "rmsnorm", torch.bfloat16)) as court:
+        yield court
