@@ -47,10 +47,18 @@ def from_checkpoint(where: str, *, dtype: Any, device: str, trust_remote_code: b
                 local_files_only=local,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                # Not to accept them: the report then names them, where the exception does not.
+                ignore_mismatched_sizes=True,
             )
         model = model.to(device).eval()
     except Exception as error:  # transformers, the checkpoint's own code and the file readers raise what they like
         raise _load_error(error, where) from error
+    if mismatched := sorted(loading["mismatched_keys"]):
+        key, stored, wanted = mismatched[0]
+        raise SpecError(
+            f"{where}: the weights are not this config's: {key} is {list(stored)} in the checkpoint, {list(wanted)} in "
+            "the config; give the config.json that belongs to it"
+        )
     if missing := sorted(loading["missing_keys"]):
         logger.warning(
             "%s: %d weights are not in the checkpoint and are random, the first is %s", where, len(missing), missing[0]

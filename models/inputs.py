@@ -196,7 +196,7 @@ class _Maker:
         return self.normal((batch, samples) if channels is None else (batch, channels, samples))
 
     def spectrogram(self) -> torch.Tensor:
-        """Return features; where a convolution takes bins as channels, the order that the forward runs with is found."""
+        """Return features; where a convolution takes bins as channels, the order the forward runs with is found."""
         bins = _field(self.config, MEL_FIELDS)
         if not isinstance(bins, int):
             raise InputError(f"{type(self.model).__name__}: its config counts no mel bins; give --inputs file.py:fn")

@@ -98,7 +98,8 @@ def parse(name: str, raw: Any, source: str) -> Any:
     try:
         return parser(raw)
     except (ValueError, TypeError) as error:
-        raise SpecError(f"{source}: {name}: expected {expected}, got {raw!r}; correct or remove it") from error
+        named = source if name in source.lower().replace("-", "_") else f"{source}: {name}"
+        raise SpecError(f"{named}: expected {expected}, got {raw!r}; correct or remove it") from error
 
 
 def seconds(raw: Any) -> float:

@@ -74,7 +74,7 @@ def classify(spec: str) -> Kind:
         return (
             "config"
             if path.suffix == ".json"
-            else _not_a_spec(spec, "a file that is neither .py:factory nor a config.json")
+            else _not_a_spec(spec, "a file that is neither .py nor a config.json")
         )
     if "@" in spec and "/" not in spec.partition("@")[0]:
         return "zoo"

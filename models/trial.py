@@ -15,7 +15,17 @@ def run_call(model: Any, call: Call) -> Any:
     try:
         return model(*call.args, **call.kwargs)
     except Exception as error:  # the user's model may raise anything
-        raise explained(error, f"{type(model).__name__}({call.name})") from error
+        raise explained(error, f"{type(model).__name__}({described(call)})") from error
+
+
+def described(call: Call) -> str:
+    """Return the call's arguments, tensors as their shape."""
+
+    def one(value: Any) -> str:
+        shape = getattr(value, "shape", None)
+        return type(value).__name__ if shape is None else str(list(shape))
+
+    return ", ".join([*map(one, call.args), *(f"{name}={one(value)}" for name, value in call.kwargs.items())])
 
 
 def explained(error: BaseException, what: str, near: Path | None = None) -> HotswapError:
@@ -51,14 +61,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def raised_at(error: BaseException, near: Path | None = None) -> str:
-    """Return `file:line` where `error` arose: the last frame in `near` if it has one, else the innermost frame."""
+    """Return `file:line` where `error` arose: in `near` if it passed there, else in the last code not torch's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if near is not None and Path(f.filename) == near]
     if not frames:
         return "an unknown line"
-    frame = (own or frames)[-1]
+    # This file's own frame is not an answer, and torch's last line says less than the line that called it.
+    outside = [f for f in frames if f.filename != __file__ and "torch" not in Path(f.filename).parts]
+    own = [f for f in outside if near is not None and Path(f.filename) == near]
+    frame = (own or outside or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
