@@ -28,6 +28,8 @@ _FIGURES: tuple[tuple[str, int, Callable[[Line], str]], ...] = (
     ("headroom", 8, lambda line: "-" if line.headroom is None else f"{line.headroom:.1f}x"),
     ("bound by", 8, lambda line: line.source),
 )
+# What gives way first on a narrow terminal: headroom tells the floor.
+_LEFT_OUT = ("bound by", "floor us")
 _GAP = 2
 
 
@@ -183,7 +185,8 @@ def _shapes(row: Row) -> str:
 def _table(call: CallProfile, profile: Profile, lines: Sequence[Line], width: int, group_by: GroupBy) -> Table:
     from rich.table import Table
 
-    figures = _FIGURES if width >= 120 else _FIGURES[:-1]
+    left_out = _LEFT_OUT if width < 100 else _LEFT_OUT[:1] if width < 120 else ()
+    figures = [figure for figure in _FIGURES if figure[0] not in left_out]
     names = [("op", 0.30), ("module", 0.35), ("shapes", 0.35)]
     if group_by == "op":
         names = [("op", 0.6), ("module", 0.4)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from hotswap.models.errors import RecordError
 from hotswap.profiler.chrome_trace import parse_trace, read_trace
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules import module as module_registry
+
 from hotswap.models.errors import InputError, ModelRaised, ResourceExhausted
 from hotswap.models.workload import Call, Workload
 from hotswap.profiler import record as recorder
 from hotswap.profiler.chrome_trace import read_trace
 from hotswap.profiler.record import record
 from hotswap.profiler.recording import CallProfile, Limits, Profile, Row
-from torch import nn
-from torch.nn.modules import module as module_registry
 
 
 class SoftmaxInRange(nn.Module):
@@ -30,7 +31,8 @@ class SoftmaxInRange(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.profiler.record_function("forward"):
-            return self.down(self.norm(self.up(x)).float().softmax(-1))
+            y: torch.Tensor = self.down(self.norm(self.up(x)).float().softmax(-1))
+            return y
 
 
 class Block(nn.Module):
@@ -39,7 +41,8 @@ class Block(nn.Module):
         self.norm, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
 
     def forward(self, *, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.norm(x))
+        y: torch.Tensor = x + self.mlp(self.norm(x))
+        return y
 
 
 class TwoBlocks(nn.Module):
@@ -66,6 +69,12 @@ class Function(nn.Module):
 
 def profile_of(model: nn.Module, *args: Any, limits: Limits, **kwargs: Any) -> CallProfile:
     return record(Workload(model, (Call(args, kwargs),)), limits=limits, steps=1).calls[0]
+
+
+def compiled_module(model: nn.Module) -> nn.Module:
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
 def rows_named(call: CallProfile, op: str) -> list[Row]:
@@ -118,7 +127,8 @@ def test_a_module_called_with_two_shapes_has_a_row_for_each(limits: Limits) -> N
             self.mlp = shared
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.mlp(x) + self.mlp(x[:, :1].contiguous())
+            y: torch.Tensor = self.mlp(x) + self.mlp(x[:, :1].contiguous())
+            return y
 
     call = profile_of(Twice(), torch.randn(4, 8, 16), limits=limits)
     rows = rows_named(call, "aten::addmm")
@@ -159,7 +169,7 @@ def test_peak_memory_is_weights_and_what_the_step_held_at_once(limits: Limits) -
 
 
 def test_a_compiled_model_is_profiled_eagerly_and_says_so(limits: Limits) -> None:
-    compiled = torch.compile(TwoBlocks(), backend="eager")
+    compiled = compiled_module(TwoBlocks())
     profile = record(Workload(compiled, (Call((torch.randn(8, 32),)),)), limits=limits, steps=1)
     assert any("already compiled" in note for note in profile.notes)
     assert ("aten::addmm", "blocks.0.mlp.0") in {(r.op, r.module) for r in profile.calls[0].rows}
@@ -168,7 +178,7 @@ def test_a_compiled_model_is_profiled_eagerly_and_says_so(limits: Limits) -> Non
 def test_a_module_compiled_in_place_inside_the_model_keeps_its_paths(limits: Limits) -> None:
     model = TwoBlocks()
     model.blocks[0].compile(backend="eager")
-    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    model.blocks[1] = compiled_module(model.blocks[1])
     profile = record(Workload(model, (Call((torch.randn(8, 32),)),)), limits=limits, steps=1)
     assert any("already compiled" in note for note in profile.notes)
     modules = {r.module for r in profile.calls[0].rows if r.op == "aten::addmm"}
