@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,11 +33,17 @@ SEARCH_SETTINGS = ("budget", "top")
 WHOLE_SETTINGS = ("mode", "baselines")
 
 
-def settings_options(*names: str) -> Callable[[Function], Function]:
-    """Add a flag for each setting named, and `--config`; the command gets them as keywords for `resolved`."""
+def settings_options(*names: str, config: bool = True) -> Callable[[Function], Function]:
+    """Add a flag for each setting named, and `--config`; the command gets them as keywords for `resolved`.
+
+    config: False for a command on a run, whose settings were fixed when it began.
+    """
 
     def decorate(function: Function) -> Function:
-        function = click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings.")(function)
+        if config:
+            function = click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings.")(
+                function
+            )
         for name in reversed(names):
             metavar, text = SETTINGS[name]
             flag = f"--{name.replace('_', '-')}"
@@ -47,7 +53,7 @@ def settings_options(*names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def resolved(flags: dict[str, Any]) -> Settings:
+def resolved(flags: Mapping[str, Any]) -> Settings:
     """Return the settings in force, given the keywords that `settings_options` made."""
     from ..models.settings import resolve
 
