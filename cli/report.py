@@ -26,12 +26,12 @@ def command(run: Path, *, as_json: bool, page: Path | None, open_page: bool) -> 
     if page is None and open_page:
         page = record.parent / PAGE
     if page is not None:
-        write_text(page, html(report))
+        write_text(page, html(report, record.parent))
         click.echo(f"wrote {page}", err=True)
     if as_json:
         click.echo(record.read_text(encoding="utf-8"), nl=False)
     else:
-        show(report)
+        show(report, record.parent)
     if open_page and page is not None:
         click.launch(page.resolve().as_uri())
 
@@ -60,9 +60,9 @@ def load(record: Path) -> Report:
     return Report.load(record)
 
 
-def show(report: Report) -> None:
+def show(report: Report, folder: Path) -> None:
     from rich.console import Console
 
     from ..integrator.report.render import terminal
 
-    terminal(report, Console())
+    terminal(report, Console(), folder)

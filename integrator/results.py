@@ -104,7 +104,10 @@ class OpRow(Record):
 
 @dataclass(frozen=True)
 class SearchPoint(Record):
-    """One attempt as the report draws it. us: candidate's time where it was timed; best_us: best accepted so far."""
+    """One attempt as the report draws it.
+
+    seconds: what the attempt took. us: candidate's time of one call where it was timed; best_us: best accepted so far.
+    """
 
     attempt: int
     seconds: float
@@ -117,7 +120,10 @@ class SearchPoint(Record):
 
 @dataclass(frozen=True)
 class TaskStory(Record):
-    """What was tried on a task, and the sources side by side. kernel: text of the winner, None where none won."""
+    """What was tried on a task, and the sources side by side. kernel: text of the winner, None where none won.
+
+    eager_us, inductor_us, floor_us: one call, as the points' times are. attained_gflop_s: rate of the eager ops.
+    """
 
     task: str
     reference: str

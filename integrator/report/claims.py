@@ -5,66 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import PurePath
 
-from ...optimizer.verdict import Interval
-from ..results import Check, EndToEnd, LeafCheck, OpRow, Report
-from .figures import bounds, clock, counted, one_line, percent, ratio, with_bounds
+from ..results import Check, LeafCheck, OpRow, Report
+from .figures import clock, counted, one_line, percent, ratio
+from .races import best_unpatched, comparison, rivals
 
-RIVALS = {"eager": "eager", "compile": "torch.compile"}
-ARMS = {**RIVALS, "hotswap": "hotswap"}
 TAILS = {
     "eager": "everything that was not swapped runs in eager",
     "cudagraph": "everything that was not swapped is replayed from CUDA graphs",
     "inductor": "everything that was not swapped is compiled by Inductor",
 }
 OUTCOMES = {"kernel": "kernel", "inductor": "Inductor's code", "left alone": "left alone", "dropped": "dropped"}
-
-
-def rivals(report: Report) -> tuple[str, ...]:
-    """Return the names of the arms hotswap was raced against on every call, eager and torch.compile first."""
-    if not report.end_to_end:
-        return ()
-    shared = [name for name in report.end_to_end[0].speedup if all(name in e.speedup for e in report.end_to_end)]
-    known = [name for name in RIVALS if name in shared]
-    return (*known, *sorted(set(shared) - set(known)))
-
-
-def overall(report: Report, rival: str) -> Interval | None:
-    """Return the speed-up over all calls as they are served, None where `rival` was not raced on all of them.
-
-    A served mix takes sum(weight x time); its ratio is the calls' ratios weighted by weight x hotswap's time. The
-    bounds are averaged in the same way: exact for one call, too wide rather than too narrow for several.
-    """
-    if rival not in rivals(report):
-        return None
-    weights = [e.weight * _hotswap_us(e) for e in report.end_to_end]
-    total = sum(weights)
-    if not total:
-        return None
-    pairs = [(w / total, e.speedup[rival]) for w, e in zip(weights, report.end_to_end, strict=True)]
-    return Interval(
-        median=sum(w * i.median for w, i in pairs),
-        low=sum(w * i.low for w, i in pairs),
-        high=sum(w * i.high for w, i in pairs),
-    )
-
-
-def _hotswap_us(race: EndToEnd) -> float:
-    return next((arm.median_us for arm in race.arms if arm.name == "hotswap"), 0.0)
-
-
-def comparison(interval: Interval, rival: str, *, times: str = "x") -> str:
-    """Return `1.42x faster than eager [1.40, 1.45]`; a gain or a loss is claimed only where the interval excludes 1."""
-    name = RIVALS.get(rival, one_line(rival))
-    if interval.low > 1.0:
-        return f"{ratio(interval.median, times=times)} faster than {name} {bounds(interval)}"
-    if interval.high < 1.0:
-        return f"slower than {name}, {with_bounds(interval, times=times)}"
-    return f"no different from {name} within noise, {with_bounds(interval, times=times)}"
-
-
-def swapped(report: Report) -> tuple[OpRow, ...]:
-    """Return the rows whose ops were replaced in the patched model, by a kernel of ours or by Inductor's code."""
-    return tuple(row for row in report.rows if row.outcome in ("kernel", "inductor"))
 
 
 def failed_checks(report: Report) -> tuple[Check, ...]:
@@ -91,8 +41,8 @@ def is_verified(report: Report) -> bool:
 
 
 def is_no_gain(report: Report) -> bool:
-    """Whether the run ended with the model as it was."""
-    return report.complete and not swapped(report) and report.tail == "eager"
+    """Whether the run ended, and the model stayed as it was."""
+    return report.complete and report.patched is None and all(row.outcome != "kernel" for row in report.rows)
 
 
 def headline(report: Report, *, times: str = "x") -> str:
@@ -100,10 +50,9 @@ def headline(report: Report, *, times: str = "x") -> str:
     model = one_line(report.model)
     if is_no_gain(report):
         return f"{model}: no gain found; the model was left as it is"
-    measured = [(name, interval) for name in rivals(report) if (interval := overall(report, name)) is not None]
-    if not measured:
+    parts = [part for name in rivals(report) if (part := comparison(report, name, times=times)) is not None]
+    if not parts:
         return f"{model}: not measured as a whole, {verification(report)}"
-    parts = [comparison(interval, name, times=times) for name, interval in measured]
     if len(parts) > 1 and all(" faster than " in part for part in parts[:2]):
         parts[1] = parts[1].replace(" faster than ", " than ", 1)
     return f"{model}: {', '.join(parts)}, {verification(report)}"
@@ -139,9 +88,9 @@ def no_gain_reason(report: Report) -> str:
     if dropped:
         parts.append(f"{dropped} won alone and {'was' if dropped == 1 else 'were'} dropped by the ablation")
     words = f"{'; '.join(parts)}. The table below has the reason for each."
-    compiled = overall(report, "compile")
-    if compiled is not None and compiled.high < 1.0:
-        words += f" torch.compile makes this model {ratio(1.0 / compiled.median)} faster: use that."
+    better = best_unpatched(report)
+    if better is not None:
+        words += f" {better[0]} makes this model {ratio(better[1])} faster: use that."
     return words
 
 
@@ -152,11 +101,14 @@ def circumstances(report: Report) -> str:
     return "; ".join(parts)
 
 
-def loading(report: Report) -> tuple[tuple[str, str], ...]:
-    """Return (what it needs, Python text) for each way to use the result; empty where nothing was exported."""
+def loading(report: Report, folder: PurePath | None = None) -> tuple[tuple[str, str], ...]:
+    """Return (what it needs, Python text) for each way to use the result; empty where nothing was exported.
+
+    A relative path of the package counts from the run's `folder`; without one the current directory is meant.
+    """
     if report.patched is None:
         return ()
-    package = PurePath(one_line(report.patched))
+    package = (folder or PurePath()) / one_line(report.patched)
     here, name = str(package.parent), package.name
     alone = (
         f"import sys; sys.path.insert(0, {here!r})\n"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from ..results import Check, Report
-from . import claims
-from .figures import MISSING, clock, counted, duration, one_line, percent, ratio, scientific, time_us, with_bounds
+from . import claims, races
+from .figures import MISSING, clock, counted, one_line, percent, ratio, scientific, time_us, with_bounds
 
 # No more than GitHub's dialect needs: names_like_this and [1.40, 1.45] must stay readable in the raw text.
 _SPECIAL = re.compile(r"([\\`*|~]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+-])")
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, folder: PurePath | None = None) -> str:
     """Return the report as one Markdown document; text from the model can neither break a table nor become HTML."""
     parts = [
         f"# {_text(claims.headline(report))}",
@@ -26,7 +27,7 @@ def markdown(report: Report) -> str:
         *_checks(report),
         *_engagement(report),
         *_skipped(report),
-        *_loading(report),
+        *_loading(report, folder),
         *_environment(report),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -41,18 +42,8 @@ def _whole_model(report: Report) -> Iterable[str]:
         + ". Medians of interleaved blocks; brackets are 99% intervals of the ratio."
     )
     yield _table(
-        ("call", "arm", "median >", "hotswap against it >", "first call >"),
-        (
-            (
-                race.call,
-                claims.ARMS.get(arm.name, arm.name),
-                duration(arm.median_us),
-                with_bounds(race.speedup[arm.name]) if arm.name in race.speedup else "",
-                clock(race.compile_s[arm.name]) if arm.name in race.compile_s else MISSING,
-            )
-            for race in report.end_to_end
-            for arm in race.arms
-        ),
+        [head if head in ("call", "arm") else f"{head} >" for head in races.HEADS],
+        races.lines(report),
     )
     if report.predicted_speedup is not None:
         predicted = ratio(report.predicted_speedup)
@@ -139,7 +130,7 @@ def _checks(report: Report) -> Iterable[str]:
             "shape",
             "patched >",
             "eager >",
-            "largest difference >",
+            "max abs >",
             "cosine >",
             "KL >",
             "same top-1 >",
@@ -204,11 +195,11 @@ def _skipped(report: Report) -> Iterable[str]:
         yield "\n".join(f"- graph break: {_text(b)}" for b in report.breaks)
 
 
-def _loading(report: Report) -> Iterable[str]:
+def _loading(report: Report, folder: PurePath | None) -> Iterable[str]:
     yield "## How to load the result"
     if report.patched is None:
         yield "Nothing was exported: there is no kernel to put into a model."
-    for needs, code in claims.loading(report):
+    for needs, code in claims.loading(report, folder):
         yield f"{needs}:"
         yield f"```python\n{code}\n```"
 

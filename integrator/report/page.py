@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import PurePath
 
 from ..results import Ablation, Report, TaskStory
-from . import claims, sections
+from . import claims, races, sections
 from .figures import TIMES, counted, one_line, ratio, with_bounds
 from .guide import READING
 from .markup import Markup, element, join
@@ -32,11 +33,11 @@ class Section:
     body: Markup
 
 
-def html(report: Report) -> str:
+def html(report: Report, folder: PurePath | None = None) -> str:
     """Return the page. Its policy forbids every request, and every script but its own (by hash)."""
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    made = list(_sections(report))
+    made = list(_sections(report, folder))
     tone = "standing quiet" if claims.is_no_gain(report) else "standing"
     slots = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
@@ -75,7 +76,7 @@ def _render(section: Section) -> Markup:
     )
 
 
-def _sections(report: Report) -> Iterator[Section]:
+def _sections(report: Report, folder: PurePath | None) -> Iterator[Section]:
     if report.end_to_end:
         yield Section(
             "whole", "The whole model", READING["whole"], join((_headline_figure(report), sections.whole_model(report)))
@@ -88,7 +89,7 @@ def _sections(report: Report) -> Iterator[Section]:
             waterfall(report.before, report.after),
         )
     yield Section("ops", "Op by op", READING["ops"], sections.per_op(report))
-    if report.ablations or (report.predicted_speedup is not None and report.end_to_end):
+    if report.ablations or (report.predicted_speedup is not None and races.rivals(report)):
         yield Section("amdahl", "Predicted and measured", READING["amdahl"], _amdahl(report))
     if report.ablations:
         yield Section("ablation", "Ablation", READING["ablation"], _ablation(report))
@@ -101,34 +102,29 @@ def _sections(report: Report) -> Iterator[Section]:
     yield Section("checks", "Numerical checks", READING["checks"], sections.checks(report))
     yield Section("engagement", "Did the kernels run", READING["engagement"], sections.engagement(report))
     yield Section("skipped", "Skipped, and why", READING["skipped"], sections.skipped(report))
-    yield Section("loading", "How to load the result", READING["loading"], sections.loading(report))
+    yield Section("loading", "How to load the result", READING["loading"], sections.loading(report, folder))
     yield Section("environment", "Environment", READING["environment"], sections.environment(report))
 
 
 def _headline_figure(report: Report) -> Markup:
     lines = []
-    for rival in claims.rivals(report):
-        interval = claims.overall(report, rival)
+    for rival in races.rivals(report):
+        interval = races.overall(report, rival)
         if interval is not None:
-            name = f"against {claims.RIVALS.get(rival, one_line(rival))}"
+            where = races.scope(report, rival)
+            name = f"against {races.name_of(rival)}{f', {where}' if where else ''}"
             lines.append(Line(name, (Mark("measured", interval, name),), with_bounds(interval, times=TIMES)))
-    if len(report.end_to_end) > 1:
-        lines += [
-            Line(
-                f"{one_line(race.call)}, {claims.RIVALS.get(name, one_line(name))}",
-                (Mark("alone", i, "this call"),),
-                with_bounds(i, times=TIMES),
-            )
-            for race in report.end_to_end
-            for name, i in race.speedup.items()
-        ]
+    for race in report.end_to_end if len(report.end_to_end) > 1 else ():
+        for rival, interval in race.speedup.items() if races.subject(race) == races.HOTSWAP else ():
+            name = f"{races.name_of(rival)}, {one_line(race.call)}"
+            lines.append(Line(name, (Mark("alone", interval, name),), with_bounds(interval, times=TIMES)))
     said = "; ".join(f"{line.name} {line.words}" for line in lines)
     return whiskers("headline", "Speed-up of the whole model with 99% intervals", said, lines) if lines else Markup("")
 
 
 def _amdahl(report: Report) -> Markup:
     lines = [_amdahl_line(ablation) for ablation in report.ablations]
-    total = claims.overall(report, "eager")
+    total = races.overall(report, "eager")
     if total is not None and report.predicted_speedup is not None:
         marks = (Mark("measured", total, "measured"), Mark.predicted(report.predicted_speedup))
         words = f"{ratio(report.predicted_speedup, times=TIMES)} → {with_bounds(total, times=TIMES)}"

@@ -1,4 +1,4 @@
-"""Draw a task's search: every attempt in the order of time, the best so far, and what it had to beat."""
+"""Draw a task's search: every attempt in its order, the best so far, and what it had to beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def progress(number: int, story: TaskStory) -> Markup | None:
     """Return the figure, None where nothing was tried."""
     if not story.points:
         return None
-    points = sorted(story.points, key=lambda p: p.seconds)
+    points = sorted(story.points, key=lambda p: p.attempt)
     x, y = _scales(points, story)
     attempts = (_attempt(point, x, y) for point in points)
     body = [*_grid(x, y), *_rivals(story, y), *_best(points, x, y), *attempts]
@@ -30,12 +30,10 @@ def progress(number: int, story: TaskStory) -> Markup | None:
 
 
 def _scales(points: Sequence[SearchPoint], story: TaskStory) -> tuple[svg.Scale, svg.Scale]:
-    first, last = points[0].seconds, points[-1].seconds
-    margin = max(0.05 * (last - first), 1.0)
     times = [t for t in (story.eager_us, story.inductor_us, story.floor_us) if t]
     times += [t for p in points for t in (p.us, p.best_us) if t]
     return (
-        svg.Scale(max(0.0, first - margin), last + margin, LEFT, RIGHT),
+        svg.Scale(points[0].attempt - 0.6, points[-1].attempt + 0.6, LEFT, RIGHT),
         _heights(min(times, default=1.0), max(times, default=1.0)),
     )
 
@@ -49,12 +47,13 @@ def _heights(low: float, high: float) -> svg.Scale:
 
 
 def _grid(x: svg.Scale, y: svg.Scale) -> list[Markup]:
-    body = [svg.label(x(tick), BOTTOM + 18, plain(tick), "tick", anchor="middle") for tick in x.ticks(5)]
+    whole = [tick for tick in x.ticks(6) if tick == round(tick)]
+    body = [svg.label(x(tick), BOTTOM + 18, plain(tick), "tick", anchor="middle") for tick in whole]
     for tick in y.ticks(3):
         body.append(svg.line(LEFT, y(tick), RIGHT, y(tick), "grid"))
         body.append(svg.label(LEFT - 8, y(tick) + 4, plain(tick), "tick", anchor="end"))
     body.append(svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, "axis"))
-    body.append(svg.label((LEFT + RIGHT) / 2, BOTTOM + 38, "seconds into the search", "tick", anchor="middle"))
+    body.append(svg.label((LEFT + RIGHT) / 2, BOTTOM + 38, "attempt", "tick", anchor="middle"))
     body.append(svg.label(LEFT - 8, STRIP + 8, "µs a call", "tick", anchor="end"))
     return body
 
@@ -76,14 +75,14 @@ def _best(points: Sequence[SearchPoint], x: svg.Scale, y: svg.Scale) -> list[Mar
     for point in points:
         if point.best_us is not None:
             if corners:
-                corners.append((x(point.seconds), corners[-1][1]))
-            corners.append((x(point.seconds), y(point.best_us)))
+                corners.append((x(point.attempt), corners[-1][1]))
+            corners.append((x(point.attempt), y(point.best_us)))
     return [svg.path([*corners, (RIGHT, corners[-1][1])], "best")] if corners else []
 
 
 def _attempt(point: SearchPoint, x: svg.Scale, y: svg.Scale) -> Markup:
-    at = x(point.seconds)
-    who = f"attempt {point.attempt}, {one_line(point.proposer)}, {clock(point.seconds)}"
+    at = x(point.attempt)
+    who = f"attempt {point.attempt}, {one_line(point.proposer)}, took {clock(point.seconds)}"
     if point.accepted:
         words = f"{who}: accepted" + (f", {duration(point.us)}" if point.us is not None else "")
         height = STRIP + 12 if point.us is None else y(point.us)

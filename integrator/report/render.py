@@ -20,6 +20,6 @@ def write(report: Report, folder: Path) -> tuple[Path, ...]:
     """
     paths = (folder / RECORD, folder / MARKDOWN, folder / PAGE)
     report.save(paths[0])
-    write_text(paths[1], markdown(report))
-    write_text(paths[2], html(report))
+    write_text(paths[1], markdown(report, folder))
+    write_text(paths[2], html(report, folder))
     return paths

@@ -29,7 +29,7 @@ class Point:
 def points(report: Report) -> tuple[Point, ...]:
     """Return the tasks whose FLOPs and bytes are known.
 
-    A story's rate is that of what stands in the patched model; eager did the same work in before_us, not after_us.
+    A story's rate is that of the eager ops; what stands there now did the same work in after_us, not before_us.
     """
     numbers = {row.task: (number, row) for number, row in enumerate(report.rows, 1)}
     made = []
@@ -37,9 +37,9 @@ def points(report: Report) -> tuple[Point, ...]:
         if story.task not in numbers or not story.arithmetic_intensity or not story.attained_gflop_s:
             continue
         number, row = numbers[story.task]
-        changed = row.outcome in ("kernel", "inductor") and row.after_us is not None and row.before_us > 0
-        before = story.attained_gflop_s * (row.after_us or 0.0) / row.before_us if changed else story.attained_gflop_s
-        after = story.attained_gflop_s if changed else None
+        before, after = story.attained_gflop_s, None
+        if row.outcome in ("kernel", "inductor") and row.after_us:
+            after = before * row.before_us / row.after_us
         made.append(Point(number, one_line(story.task), story.arithmetic_intensity, before, after))
     return tuple(made)
 

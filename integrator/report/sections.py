@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ...optimizer.verdict import Interval
 from ..results import Check, OpRow, Report, TaskStory
-from . import claims
+from . import claims, races
 from .figures import (
     MISSING,
     TIMES,
     bounds,
     clock,
     counted,
-    duration,
     one_line,
     percent,
     ratio,
     scientific,
     time_us,
-    with_bounds,
 )
 from .highlight import highlight
 from .markup import Markup, breakable, element, join
@@ -71,31 +70,12 @@ def prose(text: str, class_: str | None = None) -> Markup:
 
 
 def whole_model(report: Report) -> Markup:
-    """Return every arm of every call: median, the ratio to hotswap, and the seconds of its first call."""
-    heads = (
-        Head("call"),
-        Head("arm"),
-        Head("median", number=True),
-        Head("hotswap against it", number=True),
-        Head("first call", number=True),
+    """Return every arm of every call."""
+    heads = [Head(text, number=text not in ("call", "arm")) for text in races.HEADS]
+    rows = (
+        [cell(text, number=head.number) for head, text in zip(heads, texts, strict=True)]
+        for texts in races.lines(report, times=TIMES)
     )
-    rows = []
-    for race in report.end_to_end:
-        for number, arm in enumerate(race.arms):
-            seconds = race.compile_s.get(arm.name)
-            weight = f" (weight {race.weight:g})" if len(report.end_to_end) > 1 else ""
-            rows.append(
-                (
-                    cell(f"{one_line(race.call)}{weight}" if number == 0 else ""),
-                    cell(claims.ARMS.get(arm.name, one_line(arm.name))),
-                    cell(duration(arm.median_us), number=True),
-                    cell(
-                        with_bounds(race.speedup[arm.name], times=TIMES) if arm.name in race.speedup else "",
-                        number=True,
-                    ),
-                    cell(MISSING if seconds is None else clock(seconds), number=True),
-                )
-            )
     return table(heads, rows, "Time of a whole step")
 
 
@@ -141,7 +121,7 @@ def _op_cells(number: int, row: OpRow) -> tuple[Markup, ...]:
         _interval_cell(row.speedup_inductor),
         cell(time_us(row.floor_us), number=True, value=row.floor_us),
         _interval_cell(row.model_gain, fine=True),
-        element("td", ended, " ", tried, reason, class_="why"),
+        element("td", ended, ", ", tried, reason, class_="why"),
     )
 
 
@@ -185,7 +165,7 @@ def checks(report: Report) -> Markup:
         Head("leaf"),
         Head("patched", number=True),
         Head("eager", number=True),
-        Head("largest difference", number=True),
+        Head("max abs", number=True),
         Head("cosine", number=True),
         Head("KL", number=True),
         Head("same top-1", number=True),
@@ -276,13 +256,13 @@ def skipped(report: Report) -> Markup:
     return join(parts)
 
 
-def loading(report: Report) -> Markup:
+def loading(report: Report, folder: PurePath | None) -> Markup:
     """Return the lines that put the result to use."""
     if report.patched is None:
         return prose("Nothing was exported: there is no kernel to put into a model.", "empty")
     ways = (
         join((element("h4", needs), element("pre", element("code", highlight(code)))))
-        for needs, code in claims.loading(report)
+        for needs, code in claims.loading(report, folder)
     )
     return join(ways)
 

@@ -13,19 +13,17 @@ from rich.text import Text
 
 from ...optimizer.verdict import Interval
 from ..results import Check, OpRow, Report
-from . import claims
+from . import claims, races
 from .figures import (
     MISSING,
     bounds,
     clock,
     counted,
-    duration,
     one_line,
     percent,
     ratio,
     scientific,
     time_us,
-    with_bounds,
 )
 
 WIDE = 132  # from here on an interval fits beside its ratio
@@ -40,15 +38,18 @@ class _Column:
     width: int
 
 
-def terminal(report: Report, console: Console) -> None:
-    """Print the report: headline, whole model, per op, what was skipped, checks, engagement, files, how to load."""
+def terminal(report: Report, console: Console, folder: PurePath | None = None) -> None:
+    """Print the report: headline, whole model, per op, what was skipped, checks, engagement, files, how to load.
+
+    folder: the run's directory, for the paths shown.
+    """
     _headline(report, console)
     _whole_model(report, console)
     _per_op(report, console)
     _skipped(report, console)
     _checks(report, console)
     _engagement(report, console)
-    _files(report, console)
+    _files(report, console, folder)
 
 
 def _headline(report: Report, console: Console) -> None:
@@ -57,7 +58,7 @@ def _headline(report: Report, console: Console) -> None:
     _prose(console, claims.circumstances(report), indent=0, style="dim")
     for line in claims.standing(report):
         _prose(console, line, indent=0, style="yellow")
-    if report.predicted_speedup is not None and (measured := claims.overall(report, "eager")):
+    if report.predicted_speedup is not None and (measured := races.overall(report, "eager")):
         predicted = ratio(report.predicted_speedup)
         line = f"predicted by Amdahl from the judge's figures {predicted}, measured {ratio(measured.median)}"
         _prose(console, line, indent=0, style="dim")
@@ -68,20 +69,11 @@ def _whole_model(report: Report, console: Console) -> None:
         return
     _section(console, "Whole model", claims.TAILS[report.tail])
     table = _table(expand=False)
-    table.add_column("call", overflow="fold")
-    table.add_column("arm", no_wrap=True)
-    for head in ("median", "hotswap against it", "first call"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for race in report.end_to_end:
-        for number, arm in enumerate(race.arms):
-            seconds = race.compile_s.get(arm.name)
-            table.add_row(
-                Text(one_line(race.call) if number == 0 else ""),
-                Text(claims.ARMS.get(arm.name, one_line(arm.name))),
-                duration(arm.median_us),
-                Text(with_bounds(race.speedup[arm.name]) if arm.name in race.speedup else ""),
-                MISSING if seconds is None else clock(seconds),
-            )
+    for head in races.HEADS:
+        right = head not in ("call", "arm")
+        table.add_column(head, justify="right" if right else "left", no_wrap=head != "call", overflow="fold")
+    for cells in races.lines(report):
+        table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
 
 
@@ -244,14 +236,14 @@ def _engagement(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _files(report: Report, console: Console) -> None:
+def _files(report: Report, console: Console, folder: PurePath | None) -> None:
     _section(console, "Files", clock(report.seconds) + " in all: " + _stages(report) if report.seconds_by_stage else "")
     if report.patched is None:
         _prose(console, "Nothing was exported: there is no kernel to put into a model.", indent=2)
     else:
-        run = str(PurePath(one_line(report.patched)).parent)
+        run = str(((folder or PurePath()) / one_line(report.patched)).parent)
         _prose(console, f"{run}: report.html, report.md, report.json, tasks/, ledger.db, patched/", indent=2)
-    for purpose, code in claims.loading(report):
+    for purpose, code in claims.loading(report, folder):
         _prose(console, purpose, indent=2, style="dim")
         for line in code.splitlines():
             console.print(Text(f"    {line}"), soft_wrap=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePath
 
 import pytest
 
-from hotswap.integrator.report import claims
+from hotswap.integrator.report import claims, races
 from hotswap.integrator.results import EndToEnd, Engagement, Report
 from hotswap.optimizer.verdict import Arm, Interval
 
@@ -73,19 +74,19 @@ def mix(report: Report) -> Report:
 
 
 def test_a_served_mix_is_the_ratio_of_its_summed_times(report: Report) -> None:
-    both = claims.overall(mix(report), "eager")
+    both = races.overall(mix(report), "eager")
     assert both is not None
     eager_us, hotswap_us = 1 * 2.0 * 3000 + 9 * 1.0 * 1000, 1 * 3000 + 9 * 1000
     assert both.median == pytest.approx(eager_us / hotswap_us)
     assert both.low < both.median < both.high
 
 
-def test_a_rival_missing_from_one_call_has_no_overall_figure(report: Report) -> None:
+def test_a_rival_that_ran_on_one_call_only_is_claimed_for_that_call_only(report: Report) -> None:
     mixed = mix(report)
-    half = replace(mixed.end_to_end[0], speedup={**mixed.end_to_end[0].speedup, "compile": Interval(1.1, 1.0, 1.2)})
+    half = replace(mixed.end_to_end[0], speedup={**mixed.end_to_end[0].speedup, "compile": Interval(1.2, 1.1, 1.3)})
     partly = replace(mixed, end_to_end=(half, mixed.end_to_end[1]))
-    assert claims.overall(partly, "compile") is None
-    assert "torch.compile" not in claims.headline(partly)
+    assert races.overall(partly, "compile") == Interval(1.2, 1.1, 1.3)
+    assert "than torch.compile on long [1.10, 1.30]" in claims.headline(partly)
 
 
 def without_kernels(report: Report) -> Report:
@@ -99,9 +100,23 @@ def test_no_kernel_is_no_gain_found_with_a_reason(report: Report) -> None:
     assert claims.standing(bare)[0].startswith("40 attempts on 8 tasks")
 
 
+def unpatched(report: Report) -> Report:
+    """A run that kept nothing: torch.compile was raced against eager, and there is no hotswap arm."""
+    race = report.end_to_end[0]
+    arms = tuple(arm for arm in race.arms if arm.name != "hotswap")
+    only = replace(race, arms=arms, speedup={"eager": Interval(1.31, 1.29, 1.34)})
+    return replace(without_kernels(report), end_to_end=(only,))
+
+
 def test_where_nothing_was_found_a_faster_rival_is_recommended(report: Report) -> None:
-    bare = with_speedup(without_kernels(report), compile=Interval(0.8, 0.79, 0.81))
-    assert "torch.compile makes this model 1.25x faster: use that." in claims.standing(bare)[0]
+    assert "torch.compile makes this model 1.31x faster: use that." in claims.standing(unpatched(report))[0]
+
+
+def test_a_gain_of_torch_compile_is_never_booked_as_ours(report: Report) -> None:
+    bare = unpatched(report)
+    assert races.overall(bare, "eager") is None
+    assert "faster" not in claims.headline(replace(bare, complete=False))
+    assert next(races.lines(bare))[3] == "torch.compile 1.31x [1.29, 1.34]"
 
 
 def test_no_task_at_all_names_the_hottest_thing_left_out(report: Report) -> None:
@@ -109,14 +124,14 @@ def test_no_task_at_all_names_the_hottest_thing_left_out(report: Report) -> None
     assert "dropout: random: a barrier" in claims.standing(bare)[0]
 
 
-def test_inductors_code_in_an_eager_model_is_a_change(report: Report) -> None:
-    rows = tuple(row for row in report.rows if row.outcome != "kernel")
-    assert any(row.outcome == "inductor" for row in rows)
-    assert not claims.is_no_gain(replace(report, rows=rows))
+def test_the_wait_for_the_patched_model_is_that_of_the_tail_it_runs_with(report: Report) -> None:
+    race = replace(report.end_to_end[0], compile_s={"hotswap (eager)": 3.2, "hotswap (inductor)": 25.0})
+    waits = [line[4] for line in races.lines(replace(report, end_to_end=(race,)))]
+    assert waits == ["\N{EN DASH}", "\N{EN DASH}", "3.2 s"]
 
 
 def test_loading_imports_the_exported_package_by_its_own_name(report: Report) -> None:
-    (_, alone), (_, beside) = claims.loading(replace(report, patched="some/where/patched"))
+    (_, alone), (_, beside) = claims.loading(report, PurePath("some/where"))
     assert "sys.path.insert(0, 'some/where')" in alone
     assert "patched.load()" in alone
     assert "hotswap.patch(model, 'some/where')" in beside

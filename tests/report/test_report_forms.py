@@ -11,13 +11,14 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from rich.console import Console
 
 from hotswap.integrator.report.highlight import highlight
 from hotswap.integrator.report.render import html, markdown, terminal, write
+from hotswap.integrator.report.roofline import points
 from hotswap.integrator.results import Bar, Report
 
 HOSTILE = "</script><script>alert(1)</script> \"' onload=x | `b` \x1b[31m"
@@ -53,7 +54,7 @@ class Page(HTMLParser):
 
 def shown(report: Report, width: int) -> str:
     console = Console(width=width, file=io.StringIO())
-    terminal(report, console)
+    terminal(report, console, PurePath("runs/20251130-140511-all-MiniLM-L6-v2"))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -104,7 +105,8 @@ def empty(report: Report) -> Report:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_no_line_on_the_terminal_is_wider_than_it(report: Report, width: int) -> None:
-    prose = [line for line in shown(report, width).splitlines() if "'runs/" not in line]  # code to copy is never broken
+    lines = shown(report, width).splitlines()
+    prose = [line for line in lines if "'runs/" not in line]  # a line of code is for copying and is never broken
     assert max(len(line.rstrip()) for line in prose) <= width
 
 
@@ -233,6 +235,13 @@ def test_every_attempt_is_drawn_once_and_a_rejection_tells_its_reason(report: Re
     assert any("rejected, integrity: writes to its input x" in text for text in said)
 
 
+def test_the_roofline_moves_a_task_up_by_what_it_gained(report: Report) -> None:
+    gelu = next(p for p in points(report) if p.task == "gelu")
+    assert gelu.before == 5.3  # the story's own figure, untouched
+    assert gelu.after == pytest.approx(5.3 * 8820 / 1310)
+    assert next(p for p in points(report) if p.task == "linear").after is None
+
+
 def test_both_stacks_of_the_waterfall_share_one_scale(report: Report) -> None:
     (svg,) = (f for f in figures(report) if "The step before" in (f[0].text or ""))
     stack = [r for r in svg.iter("rect") if r.get("height") == "22"]
@@ -290,7 +299,7 @@ def test_write_leaves_three_files_and_the_record_loads_again(report: Report, tmp
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
     again = Report.load(paths[0])
     assert again == report
-    assert html(again) == paths[2].read_text(encoding="utf-8")
+    assert html(again, tmp_path) == paths[2].read_text(encoding="utf-8")
 
 
 def test_a_page_needs_no_torch() -> None:
