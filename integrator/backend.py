@@ -47,7 +47,7 @@ class SwapBackend:
         self._hooked = hooked
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        done = swap_graph(gm, self.winners, self.sites, self._hooked())
+        done = swap_graph(gm, self.winners, self.sites, self._hooked(), traced=self.tail != "eager")
         self.graphs.append(done)
         logger.info("graph %d: %d of %d regions swapped", len(self.graphs), len(done.swapped), done.regions)
         for left in done.left:

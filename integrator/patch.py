@@ -111,7 +111,11 @@ class Patch:
         """
         self._handles = RemovableHandle.next_id
         hooks = frozenset(
-            (id(m), kind, key) for m in self._model.modules() for kind in _HOOKS for key in getattr(m, kind) if m is not self._model
+            (id(m), kind, key)
+            for m in self._model.modules()
+            for kind in _HOOKS
+            for key in getattr(m, kind)
+            if m is not self._model
         )
         if not hooks <= self._hooks:
             self._dropped = self.compiles

@@ -67,11 +67,17 @@ class Sites:
 
 
 def swap_graph(
-    gm: fx.GraphModule, winners: Mapping[str, Winner], sites: Sites, hooked: Collection[int] = ()
+    gm: fx.GraphModule,
+    winners: Mapping[str, Winner],
+    sites: Sites,
+    hooked: Collection[int] = (),
+    *,
+    traced: bool = False,
 ) -> GraphSwap:
     """Swap, in place, each region of `gm` whose fingerprint is in `winners`; return what was done and what was not.
 
     hooked: ids of modules that have hooks; a region reaching across the border of one keeps its ops.
+    traced: whether a compiler will trace the graph, so that the ops must stand that too.
     """
     swapped: list[Swapped] = []
     left: list[LeftAlone] = []
@@ -83,7 +89,7 @@ def swap_graph(
     results: dict[fx.Node, fx.Node] = {}
     for region, reference, place in zip(won, references, places, strict=True):
         winner = winners[region.fingerprint]
-        call = _call(region, reference, winner, sites, hooked)
+        call = _why_not(region, winner, hooked) or _call(region, reference, winner, sites, traced=traced)
         if isinstance(call, str):
             left.append(LeftAlone(winner.task, winner.fingerprint, place, call))
         else:
@@ -105,21 +111,21 @@ class _Call:
     target: Callable[..., object]
 
 
-def _call(
-    region: Region, reference: fx.GraphModule, winner: Winner, sites: Sites, hooked: Collection[int]
-) -> _Call | str:
-    """Return the call that may stand for `region`, or why none may."""
+def _why_not(region: Region, winner: Winner, hooked: Collection[int]) -> str | None:
+    """Return why the region's ops may not be replaced, whatever the kernel."""
     if winner.choice == "inductor":
         return "Inductor's own code won this region; the inductor tail runs it"
-    reason = _hook_between(region, hooked) or _unsafe_between(_span(region))
-    if reason is not None:
-        return reason
+    return _hook_between(region, hooked) or _unsafe_between(_span(region))
+
+
+def _call(region: Region, reference: fx.GraphModule, winner: Winner, sites: Sites, *, traced: bool) -> _Call | str:
+    """Return the call that may stand for `region`, or why none may."""
     try:
         number, site = sites.site(winner, reference)
     except CandidateRejected as error:
         return str(error)
     op = swap_op(site, len(region.inputs), len(region.outputs))
-    reason = op_problem(site, op, [example(n) for n in region.inputs])
+    reason = op_problem(site, op, [example(n) for n in region.inputs], traced=traced)
     return reason if reason is not None else _Call(site, number, op.decide)
 
 
