@@ -19,6 +19,7 @@ from .places import find_task, run_of
 if TYPE_CHECKING:
     from ..optimizer.attempt import Attempt
     from ..optimizer.ledger import Ledger
+    from ..optimizer.winner import Winner
 
 EXAMPLES = examples(
     "hotswap show runs/20261130-101500-minilm/tasks/00-gelu",
@@ -47,12 +48,26 @@ def command(task: str, log: bool, source: str | None, as_json: bool) -> None:
         if source is not None:
             click.echo(_source(ledger, attempts, source, task), nl=False)
         elif as_json:
-            print_json({"task": record.to_dict(), "attempts": [a.to_dict() for a in attempts]})
+            winner = ended(folder, record)
+            body = {"task": record.to_dict(), "winner": winner.to_dict() if winner else None}
+            print_json(body | {"attempts": [a.to_dict() for a in attempts]})
         elif log:
             print_log(ledger, attempts)
         else:
             print_task(record, folder)
             print_attempts(attempts)
+            winner = ended(folder, record)
+            if winner is not None:
+                results().print(f"  ends with {winner.choice}: {winner.reason}", markup=False, soft_wrap=True)
+
+
+def ended(folder: Path, task: Task) -> Winner | None:
+    """Return how a run's search on the task ended, None where it has not."""
+    from ..optimizer.winner import Winner
+
+    run = run_of(folder)
+    path = run / "winners" / f"{task.name}.json" if run else None
+    return Winner.load(path) if path is not None and path.exists() else None
 
 
 @contextmanager

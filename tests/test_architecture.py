@@ -21,9 +21,44 @@ ORDER = ("models", "profiler", "extractor", "optimizer", "integrator", "cli")
 HEAVY = ("torch", "transformers", "triton", "litellm", "numpy", "networkx")
 LONGEST_FUNCTION = 60
 
-# Where code that is not ours may raise anything, and why the handler there has to be broad. `file:function`.
-BROAD_HANDLERS: dict[str, str] = {
-    "cli/main.py:main": "the last border: the user gets one line, and the traceback on request",
+# Where code that is not ours may raise anything: the reason, to each `file:function` whose handler has to be broad.
+BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
+    "the last border: the user gets one line, and the traceback on request": ("cli/main.py:main",),
+    "the user's model, factory, inputs or reference is run here": (
+        "extractor/capture.py:_run",
+        "extractor/sizes.py:_varies",
+        "integrator/verify.py:_case",
+        "integrator/verify.py:_recorded",
+        "integrator/verify.py:accepts",
+        "models/spec.py:_call_factory",
+        "models/spec.py:_call_inputs",
+        "models/trial.py:run_call",
+        "models/user_code.py:from_file",
+        "models/user_code.py:from_module",
+        "optimizer/judge/bank.py:_sample",
+        "profiler/record.py:_costs",
+        "profiler/record.py:_record_steps",
+        "profiler/step.py:run",
+    ),
+    "a candidate or a kernel made from one is run here": (
+        "integrator/kernel_site.py:__call__",
+        "integrator/kernel_source.py:_execute",
+        "integrator/op_check.py:_check",
+        "integrator/verify.py:_attempt",
+        "integrator/verify.py:_decoded",
+        "optimizer/judge/worker.py:_told",
+        "optimizer/judge/worker.py:serve",
+    ),
+    "transformers, its configs and remote code raise what they like": (
+        "models/hub.py:_config",
+        "models/hub.py:_config_from_fields",
+        "models/hub.py:from_checkpoint",
+        "models/hub.py:from_config_alone",
+    ),
+    "torch's compiler or a function of any library is run here": (
+        "extractor/node_ops.py:ops_of",
+        "integrator/integrate.py:_compile_rivals",
+    ),
 }
 
 
@@ -96,15 +131,17 @@ def test_the_root_holds_no_other_module() -> None:
 
 
 def test_data_files_are_packaged() -> None:
-    packaged = {
-        tuple(name.split(".")[1:]): [g.strip() for g in globs.split(",")]
+    """A glob of package_data is relative to its package, and may reach into plain folders below it."""
+    packaged = [
+        "/".join([*name.split(".")[1:], glob.strip()])
         for name, globs in setup()["options.package_data"].items()
-    }
+        for glob in globs.split(",")
+    ]
     for stage in ORDER:
         for path in (ROOT / stage).rglob("*"):
+            name = str(path.relative_to(ROOT))
             if path.is_file() and path.suffix not in (".py", ".pyc"):
-                globs = packaged.get(path.parent.relative_to(ROOT).parts, [])
-                assert any(fnmatch.fnmatch(path.name, g) for g in globs), f"{path.relative_to(ROOT)} is not packaged"
+                assert any(fnmatch.fnmatch(name, glob) for glob in packaged), f"{name} is not in package_data"
 
 
 def test_every_third_party_import_is_declared() -> None:
@@ -157,11 +194,13 @@ def test_only_the_command_line_prints() -> None:
 
 
 def broad_handlers(path: Path) -> Iterator[str]:
-    for function in ast.walk(tree(path)):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.ExceptHandler) and is_broad(node):
-                    yield f"{path.relative_to(ROOT)}:{function.name}"
+    """Yield `file:function` of each broad handler; of nested functions the innermost."""
+    nodes = list(ast.walk(tree(path)))
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in nodes:
+        if isinstance(node, ast.ExceptHandler) and is_broad(node):
+            around = [f for f in functions if f.lineno < node.lineno <= (f.end_lineno or 0)]
+            yield f"{path.relative_to(ROOT)}:{max(around, key=lambda f: f.lineno).name if around else ''}"
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
@@ -174,8 +213,9 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
 
 def test_broad_handlers_stand_only_where_a_reason_is_given() -> None:
     found = {where for path in modules() for where in broad_handlers(path)}
-    assert found <= set(BROAD_HANDLERS), "name the exceptions, or give the reason in BROAD_HANDLERS"
-    assert set(BROAD_HANDLERS) <= found, "a reason is left over for a handler that is gone"
+    allowed = {where for places in BROAD_HANDLERS.values() for where in places}
+    assert sorted(found - allowed) == [], "name the exceptions, or add it to BROAD_HANDLERS with the reason"
+    assert sorted(allowed - found) == [], "a reason is left over for a handler that is gone"
 
 
 def test_no_function_is_too_long_to_read() -> None:

@@ -15,6 +15,7 @@ from hotswap.integrator.results import EndToEnd, Report
 from hotswap.optimizer.candidate import Candidate
 from hotswap.optimizer.ledger import Ledger
 from hotswap.optimizer.verdict import Arm, Interval, Race, Verdict
+from hotswap.optimizer.winner import Winner
 
 FIRST, BETTER = "def kernel(x):\n    return x.gelu()\n", "def kernel(x):\n    return fast(x)\n"
 
@@ -68,6 +69,7 @@ def judged(tried: Candidate, us: float | None) -> Verdict:
 def run_folder(here: Path) -> Path:
     """A run that was stopped: two tasks, four attempts on one of them."""
     run = here / "runs" / "20261130-101500-minilm"
+    Winner("gelu", "f1", "leave", None, None, None, None, False, 3, "eager is best").save(run / "winners" / "gelu.json")
     gelu_task().save(run / "tasks" / "00-gelu" / "task.json")
     gelu_task().save(run / "tasks" / "01-softmax" / "task.json")
     first = Candidate(FIRST, "template", None, {"unroll": 4})
@@ -180,6 +182,7 @@ def test_show_explains_a_task_and_what_was_tried(hotswap: Hotswap, run_folder: P
         "rejected at smoke: wrong at 3 of 4096 values",
         "2.00x (1.98-2.02)",
         "interrupted, not trusted",
+        "ends with leave: eager is best",
     ):
         assert fact in out
 
