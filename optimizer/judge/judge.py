@@ -35,6 +35,8 @@ _SCREENING_ROUNDS = 3
 _CLEARLY_SLOWER = 0.9
 # A copy measured on the same machine may be beaten by this much: inputs can still lie in a cache.
 _ABOVE_COPY = 1.5
+# Below this the time to move the bytes is less than what a busy machine adds to or takes from a slope.
+_LEAST_MOVED = 64 << 10
 
 
 class Judge:
@@ -213,6 +215,8 @@ def _refuse_impossible(races: Sequence[Race], pools: Sequence[Pool]) -> None:
     limits = measure("cpu")
     for race, pool in zip(races, pools, strict=True):
         moved = pool.moved_bytes
+        if moved < _LEAST_MOVED:
+            continue
         copy = limits.copy_rate(moved)
         rate = copy * _ABOVE_COPY
         us = next(a.median_us for a in race.arms if a.name == "candidate")

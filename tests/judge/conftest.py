@@ -79,7 +79,7 @@ def quick() -> Callable[[Path], Judge]:
 
     def make(folder: Path) -> Judge:
         return Judge(
-            folder, seed=5, block_s=0.002, rounds=2, pool_bytes=1 << 20, threads=1, inductor=False,
+            folder, seed=5, block_s=0.002, rounds=2, pool_bytes=1 << 18, threads=1, inductor=False,
             patience=Patience(load_s=30.0, call_s=3.0),
         )  # fmt: skip
 
