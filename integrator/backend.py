@@ -1,6 +1,7 @@
 """The Dynamo backend: swap what has been won in each captured graph, hand the rest to a tail.
 
-`torch.compile(model, backend="hotswap", options={"run": "runs/mine", "tail": "inductor"})`; without a run the store of winners is used.
+`torch.compile(model, backend="hotswap", options={"run": "runs/mine", "tail": "inductor"})`; without a run the store
+of winners is used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TAILS: tuple[Tail, ...] = tuple(t for t in get_args(Tail) if t != "cudagraph")
 class SwapBackend:
     """A backend for one model: remembers its sites and what it did to each graph.
 
-    off: fingerprints that are left alone, for ablation. hooked: gives the ids of modules that have hooks at the time of asking.
+    off: fingerprints that are left alone, for ablation. hooked: gives the ids of modules that have hooks when asked.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SwapBackend:
         return gm.forward
 
 
-# Winners are read anew for each graph, sites live as long as the process: compiled graphs may outlive any object of ours.
+# Winners are read anew for each graph, sites live as long as the process: compiled graphs outlive objects of ours.
 _process_sites = Sites()
 
 

@@ -1,7 +1,7 @@
 """Hold Dynamo to what regions mean, while it compiles our frames and nobody else's.
 
-Floats of a model are constants of its regions; by default Dynamo makes one that changes an input. Set at the start of a compile
-and put back at its end: as a context around every call the same would cost 20 us a call.
+Floats of a model are constants of its regions; by default Dynamo makes one that changes an input. Set at the start of
+a compile and put back at its end: as a context around every call the same would cost 20 us a call.
 """
 
 from __future__ import annotations

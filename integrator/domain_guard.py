@@ -14,7 +14,7 @@ from ..optimizer.winner import Domain, InputDomain
 
 
 def outside(domain: Domain, inputs: Sequence[torch.Tensor], contiguous: frozenset[int] = frozenset()) -> str | None:
-    """Return why `inputs` are outside `domain`, None when they are inside. contiguous: inputs the kernel needs dense."""
+    """Return why `inputs` are outside `domain`, None when inside. contiguous: positions the kernel needs dense."""
     if len(inputs) != len(domain.inputs):
         return f"{len(inputs)} inputs, expected {len(domain.inputs)}"
     device = domain.device.split(":")[0]
@@ -42,7 +42,7 @@ def _input_outside(tensor: torch.Tensor, expected: InputDomain, contiguous: bool
 
 
 def laid_out(shape: Sequence[int], stride: Sequence[int], layout: str) -> bool:
-    """Whether strides fall in the order of dims `layout` names ("0,2,1": outermost first), or it is "any" or "contiguous"."""
+    """Whether strides fall in the order of dims `layout` names ("0,2,1": outermost first, "any", "contiguous")."""
     if layout == "any":
         return True
     if layout == "contiguous":

@@ -1,4 +1,4 @@
-"""One winner at work in one patched model: the kernel inside its verified domain, the original ops outside it, all counted."""
+"""One winner at work in one patched model: its kernel in the verified domain, the original ops outside, all counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEMBERED = 4096
 
 
 class KernelSite:
-    """A winner's kernel with its guard, its packed weights, its reference and its counters, shared by all places of one region.
+    """A winner's kernel with its guard, packed weights, reference and counters, shared by all places of one region.
 
     reference: called with the region's inputs, returns a tuple of its outputs; it is the region's own graph.
     """
@@ -106,7 +106,7 @@ class KernelSite:
 
 
 def _aliasing(inputs: Inputs, outputs: Outputs) -> str | None:
-    """Return a reason where an output shares memory with an input, which ops may not do; looked at once for each layout."""
+    """Return a reason where an output shares memory with an input, which ops may not do; asked once for each layout."""
     owned = {t.untyped_storage().data_ptr() for t in inputs if t.numel()}
     shared = any(o.untyped_storage().data_ptr() in owned for o in outputs)
     return "kernel returned an alias of an input" if shared else None

@@ -16,7 +16,10 @@ from ..models.errors import CandidateRejected
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loaded candidate file. prepare: packs weights, None where the file has none. contiguous: positions of inputs it needs dense."""
+    """A loaded candidate file.
+
+    prepare: packs weights, None where the file has none. contiguous: positions of inputs it needs dense.
+    """
 
     hash: str
     call: Callable[..., Any]
@@ -33,7 +36,7 @@ def source_hash(source: str) -> str:
 
 
 def load_kernel(source: str, name: str) -> Kernel:
-    """Return the kernel that `source` defines, compiling what it compiles; raise CandidateRejected where it does not load."""
+    """Return the kernel that `source` defines; raise CandidateRejected where it does not load."""
     digest = source_hash(source)
     if digest not in _loaded:
         _loaded[digest] = _kernel(_execute(source, digest, name), digest, name)
@@ -43,7 +46,7 @@ def load_kernel(source: str, name: str) -> Kernel:
 def _execute(source: str, digest: str, name: str) -> ModuleType:
     module = ModuleType(f"hotswap_kernel_{digest}")
     filename = f"<hotswap kernel {name} {digest}>"
-    # Tracebacks and inspect.getsource (which triton.jit calls) read the text from here, pickle and dataclasses need the module.
+    # Tracebacks and inspect.getsource (which triton.jit calls) read the text from here; dataclasses need the module.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     sys.modules[module.__name__] = module
     try:

@@ -1,8 +1,8 @@
-"""Make a winner a `torch.library` op that graphs can hold: traceable, differentiable through the original ops, checked once.
+"""Make a winner a `torch.library` op that graphs can hold: traceable, and differentiable through the original ops.
 
-Two ops a winner. `hotswap::NAME(site, *inputs)` decides: it is composite, so a trace with gradients or autocast sees the original ops.
-`hotswap::NAME_kernel` is the opaque call a gradient-free trace keeps. `site` is a number, so that two patched models share the
-op and nothing else.
+Two ops a winner. `hotswap::NAME(site, *inputs)` decides: it is composite, so a trace with gradients or autocast sees
+the original ops. `hotswap::NAME_kernel` is the opaque call a gradient-free trace keeps. `site` is a number, so that two
+patched models share the op and nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_site(site: KernelSite) -> int:
 
 
 def swap_op(site: KernelSite, inputs: int, outputs: int) -> SwapOp:
-    """Return the op of the site's winner, registering it at first use. inputs, outputs: how many tensors go in and out."""
+    """Return the op of the site's winner, registered at first use. inputs, outputs: how many tensors go in and out."""
     name = op_name(site)
     if name not in _ops:
         _ops[name] = _register(name, inputs, outputs)

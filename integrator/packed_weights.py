@@ -1,8 +1,8 @@
 """Keep what a kernel's `prepare` made of a place's weights, and notice when the weights change.
 
 A weight has changed when its pointer, its version counter or a sample of its bytes has: in-place ops bump the version,
-`.data` swaps move the pointer, and writes behind autograd's back (NumPy views, `.data.copy_`) show in the sample. Weights of a device other
-than the CPU are watched by pointer and version only.
+`.data` swaps move the pointer, and writes behind autograd's back (NumPy views, `.data.copy_`) show in the sample
+unless they miss it. Weights of a device other than the CPU are watched by pointer and version only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Entry:
 
 
 class PackedWeights:
-    """Packed weights by place: the same weights give the same packing until they change. repacked: how often they had."""
+    """Packed weights by place: the same weights, the same packing until they change. repacked: how often they had."""
 
     def __init__(self, prepare: Callable[..., Any], weights: Sequence[int]) -> None:
         self._prepare = prepare
@@ -80,7 +80,7 @@ class PackedWeights:
 
 
 def _probes(weight: torch.Tensor) -> list[ctypes.Array[ctypes.c_ubyte]]:
-    """Return windows of 8 bytes spread over the weight's elements, read in place; none where memory is not the host's."""
+    """Return windows of 8 bytes spread over the weight, read in place; none where its memory is not the host's."""
     if weight.device.type != "cpu" or weight.numel() == 0:
         return []
     last = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))

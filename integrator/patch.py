@@ -1,7 +1,7 @@
 """Put winners into a live model and take them out again: this instance only, and exactly.
 
-`forward` on the instance becomes a compiled one; the class, other instances, submodules, parameters and keys are not touched.
-A pickle or deepcopy of a patched model is the unpatched model.
+`forward` on the instance becomes a compiled one; the class, other instances, submodules, parameters and keys are not
+touched. A pickle or deepcopy of a patched model is the unpatched model.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ class Patch:
         return tuple(met.get(w.fingerprint, Engagement(w.task, 0, 0, 0, {})) for w in kernels)
 
     def require_engaged(self) -> None:
-        """Raise VerificationFailed unless a kernel has run: a patch that never ran gained nothing and proves nothing."""
+        """Raise VerificationFailed unless a kernel has run: a patch that never ran proves nothing."""
         if not any(e.kernel_calls for e in self.engagement()):
             raise VerificationFailed(
-                f"{self._name}: patched, but {self._why_idle()}; call the model in eval under torch.no_grad(), at the sizes of the run"
+                f"{self._name}: patched, but {self._why_idle()}; "
+                "call the model under torch.no_grad(), at the sizes of the run"
             )
 
     def enable(self, fingerprint: str, on: bool) -> None:
-        """Switch one swap on or off. Each combination is compiled at its first call and kept, so going back and forth is free."""
+        """Switch one swap on or off. A combination is compiled at its first call and kept: toggling it is free."""
         known = {w.fingerprint for w in self.winners}
         if fingerprint not in known:
             raise SpecError(f"fingerprint {fingerprint!r}: not in this patch; it has {', '.join(sorted(known))}")
@@ -106,8 +107,8 @@ class Patch:
     def _follow_hooks(self) -> None:
         """Compile anew where a hook has come to one of the model's modules since the last call.
 
-        Dynamo would guard each module for it (config.skip_nnmodule_hook_guards = False, measured at 3 us a module and call);
-        torch counts all hooks ever registered, so one comparison a call tells. A removed hook fails Dynamo's own guards.
+        Dynamo would guard each module for it (config.skip_nnmodule_hook_guards = False, 3 us a module and call);
+        torch counts all hooks ever registered, so one comparison a call tells. A removed hook fails Dynamo's guards.
         """
         self._handles = RemovableHandle.next_id
         hooks = frozenset(
@@ -249,11 +250,12 @@ def _instance_forward(made: Patch) -> Forward:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _tell_inlined(name: str) -> None:
-    """Say, once a model class, that an outer compile sees the original ops. Runs while Dynamo traces, not in the graph."""
+    """Say, once a model class, that an outer compile sees the original ops. Runs while Dynamo traces, not after."""
     if name not in _inlined:
         _inlined.add(name)
         warnings.warn(
-            f"hotswap: {name} is patched, but an outer torch.compile inlines it and its kernels are not used; compile it with backend='hotswap'",
+            f"hotswap: {name} is patched, but an outer torch.compile inlines it and its kernels are not used; "
+            "compile it with backend='hotswap'",
             stacklevel=2,
         )
 

@@ -55,7 +55,7 @@ class Sites:
         self._numbered: dict[tuple[str, str | None], tuple[int, KernelSite]] = {}
 
     def site(self, winner: Winner, reference: Callable[..., Outputs]) -> tuple[int, KernelSite]:
-        """Return the winner's site and its number, made at first use; raise CandidateRejected where its kernel does not load."""
+        """Return the winner's number and site, made at first use; raise CandidateRejected if it does not load."""
         key = (winner.fingerprint, winner.source)
         if key not in self._numbered:
             made = KernelSite(winner, reference)
@@ -142,7 +142,7 @@ def _span(region: Region) -> list[fx.Node]:
 
 
 def _unsafe_between(span: list[fx.Node]) -> str | None:
-    """Return a reason where the region's ops may not become one moment: something between them writes, draws or switches a mode."""
+    """Return a reason where something between the region's ops writes, draws or switches a mode."""
     for node in span:
         if not is_call(node):
             continue
@@ -215,7 +215,7 @@ def _meta(node: fx.Node, value: object) -> dict[str, object]:
 
 
 def _places(regions: Sequence[Region]) -> list[str]:
-    """Return a name for where each region stands that is the same in every graph of the model: module path and count."""
+    """Return a name for where each region stands, the same in every graph of the model: module path and count."""
     seen: Counter[tuple[str, str]] = Counter()
     places: list[str] = []
     for region in regions:

@@ -32,7 +32,7 @@ def run_folder(run: RunLike) -> Path:
 
 
 def load_winners(run: RunLike) -> tuple[Winner, ...]:
-    """Return the winners of a run in order of their file names; raise RecordError where there are none or two for one region."""
+    """Return a run's winners in order of file names; raise RecordError where there are none, or two for a region."""
     folder = run_folder(run) / "winners"
     winners = tuple(Winner.load(path) for path in sorted(folder.glob("*.json")))
     if not winners:
@@ -42,7 +42,8 @@ def load_winners(run: RunLike) -> tuple[Winner, ...]:
         if winner.fingerprint in seen:
             other = seen[winner.fingerprint]
             raise RecordError(
-                f"{folder}: tasks {other!r} and {winner.task!r} share fingerprint {winner.fingerprint}; expected one winner a region"
+                f"{folder}: tasks {other!r} and {winner.task!r} share fingerprint {winner.fingerprint}; "
+                "expected one winner a region"
             )
         seen[winner.fingerprint] = winner.task
     return winners

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
+
 from hotswap.extractor.node_ops import example, is_weight
 from hotswap.extractor.reference import reference_source, region_module
 from hotswap.extractor.regions import find_regions
 from hotswap.optimizer.winner import Domain, InputDomain, Winner
-from torch import fx
 
 MakeWinners = Callable[..., list[Winner]]
 WriteRun = Callable[[list[Winner]], Path]
@@ -20,7 +21,7 @@ WriteRun = Callable[[list[Winner]], Path]
 
 @pytest.fixture
 def make_winners() -> MakeWinners:
-    """make_winners(model, *args, **kwargs): one winner for each memory region of the call, its kernel the region's own ops."""
+    """Give a function that, for a call, returns one winner a memory region, its kernel the region's own ops."""
 
     def make(model: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Winner]:
         found: dict[str, Winner] = {}
@@ -70,7 +71,7 @@ def make_winners() -> MakeWinners:
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> WriteRun:
-    """write_run(winners): a run directory that holds them."""
+    """Give a function that writes winners into a run directory."""
 
     def write(winners: list[Winner]) -> Path:
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from hotswap.integrator import backend, winners
 from hotswap.integrator.winners import load_winners, store_folder, stored_winners
 from hotswap.models.errors import RecordError
 from hotswap.optimizer.winner import Winner
-from torch import nn
 
 MakeWinners = Callable[..., list[Winner]]
 WriteRun = Callable[[list[Winner]], Path]

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
+
 from hotswap.integrator.swap_graph import GraphSwap, Sites, swap_graph
 from hotswap.optimizer.winner import Winner
-from torch import fx
 
 MakeWinners = Callable[..., list[Winner]]
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hotswap
 import pytest
 import torch
+
+import hotswap
 from hotswap.optimizer.winner import Winner
 
 MakeWinners = Callable[..., list[Winner]]
@@ -14,7 +15,7 @@ WriteRun = Callable[[list[Winner]], Path]
 
 
 @pytest.fixture(scope="module")
-def llama() -> Iterator[Any]:
+def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -28,7 +29,7 @@ def llama() -> Iterator[Any]:
         max_position_embeddings=128,
         tie_word_embeddings=True,
     )
-    yield LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
 
 
 def test_a_patched_llama_generates_the_same_tokens_and_comes_back_exactly(

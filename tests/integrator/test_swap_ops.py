@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 from hotswap.integrator.kernel_site import KernelSite
 from hotswap.integrator.op_check import op_problem
 from hotswap.integrator.ops import SwapOp, add_site, op_name, swap_op
 from hotswap.optimizer.winner import Domain, InputDomain, Winner
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 KERNEL = "import torch\n\ndef kernel(x, w):\n    return torch.tanh(x) * w\n"
 

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hotswap
 import pytest
 import torch
-from hotswap.integrator.patch import Patch, patch_of
-from hotswap.models.errors import RecordError, SpecError, VerificationFailed
-from hotswap.optimizer.winner import Winner
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+import hotswap
+from hotswap.integrator.patch import Patch, patch_of
+from hotswap.models.errors import RecordError, SpecError, VerificationFailed
+from hotswap.optimizer.winner import Winner
 
 MakeWinners = Callable[..., list[Winner]]
 WriteRun = Callable[[list[Winner]], Path]
@@ -101,7 +102,8 @@ def test_a_model_built_before_the_patch_runs_the_kernels_and_gives_the_same_outp
         made = hotswap.patch(net, run)
         same(net(x), want)
         same(net.forward(x), want)
-    assert [e.sites for e in made.engagement()] and all(e.sites for e in made.engagement())
+    assert made.engagement()
+    assert all(e.sites for e in made.engagement())
     assert calls(made) == 2 * sum(e.sites for e in made.engagement())
     assert not reasons(made)
     made.require_engaged()
@@ -236,7 +238,7 @@ def test_the_context_takes_the_patch_out_when_the_body_raises(net: Net, run: Pat
 
 
 def test_what_cannot_be_patched_is_refused_with_what_to_do(net: Net, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="wrapped by torch.compile"):
+    with pytest.raises(SpecError, match=r"wrapped by torch\.compile"):
         hotswap.patch(torch.compile(net, backend="eager"), run)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="meta device"):
         hotswap.patch(Net().to("meta"), run)

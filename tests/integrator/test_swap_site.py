@@ -6,13 +6,14 @@ import logging
 
 import pytest
 import torch
+from torch import nn
+
 from hotswap.integrator.domain_guard import laid_out, outside
 from hotswap.integrator.kernel_site import KernelSite
 from hotswap.integrator.kernel_source import load_kernel
 from hotswap.integrator.packed_weights import PackedWeights
 from hotswap.models.errors import CandidateRejected
 from hotswap.optimizer.winner import Domain, InputDomain, Winner
-from torch import nn
 
 SCALE = "def kernel(x, w):\n    return x * w\n"
 
