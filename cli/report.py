@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write the page to this file as well.")
+@click.option(
+    "--markdown", "text", type=click.Path(path_type=Path), help="Write the Markdown form to this file as well."
+)
 @click.option("--open", "open_page", is_flag=True, help="Make the page again and open it in the browser.")
-def command(run: Path, *, as_json: bool, page: Path | None, open_page: bool) -> None:
+def command(run: Path, *, as_json: bool, page: Path | None, text: Path | None, open_page: bool) -> None:
     """Show the report of RUN, a run's directory or its report.json."""
-    from ..integrator.report.render import PAGE, html
+    from ..integrator.report.render import PAGE, html, markdown
     from ..models.record import write_text
 
     record = find_record(run)
@@ -28,6 +31,9 @@ def command(run: Path, *, as_json: bool, page: Path | None, open_page: bool) -> 
     if page is not None:
         write_text(page, html(report, record.parent))
         click.echo(f"wrote {page}", err=True)
+    if text is not None:
+        write_text(text, markdown(report, record.parent))
+        click.echo(f"wrote {text}", err=True)
     if as_json:
         click.echo(record.read_text(encoding="utf-8"), nl=False)
     else:

@@ -44,7 +44,7 @@ def _log_ticks(low: float, high: float, about: int) -> list[float]:
         ticks = [m * 10.0**p for p in powers for m in mantissas if low * 0.999 <= m * 10.0**p <= high * 1.001]
         if len(ticks) >= min(about, 3):
             return ticks
-    return ticks
+    return _linear_ticks(low, high, about)  # within a factor of three the two scales hardly differ
 
 
 def figure(name: str, title: str, description: str, width: int, height: float, *body: str) -> Markup:

@@ -124,6 +124,13 @@ def test_no_task_at_all_names_the_hottest_thing_left_out(report: Report) -> None
     assert "dropout: random: a barrier" in claims.standing(bare)[0]
 
 
+def test_a_call_that_ran_unpatched_only_takes_no_part_in_the_mix(report: Report) -> None:
+    patched, unpatched_race = report.end_to_end[0], unpatched(report).end_to_end[0]
+    both = replace(report, end_to_end=(patched, replace(unpatched_race, call="other")))
+    assert races.overall(both, "eager") == patched.speedup["eager"]
+    assert races.scope(both, "eager") == patched.call
+
+
 def test_the_wait_for_the_patched_model_is_that_of_the_tail_it_runs_with(report: Report) -> None:
     race = replace(report.end_to_end[0], compile_s={"hotswap (eager)": 3.2, "hotswap (inductor)": 25.0})
     waits = [line[4] for line in races.lines(replace(report, end_to_end=(race,)))]

@@ -44,6 +44,12 @@ def test_the_page_is_made_again_where_it_is_asked_for(run: Path, tmp_path: Path)
     assert "page.html" not in result.stdout
 
 
+def test_markdown_is_written_where_it_is_asked_for(run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "again.md"
+    assert CliRunner().invoke(command, [str(run), "--markdown", str(text)]).exit_code == 0
+    assert text.read_text(encoding="utf-8") == (run / "report.md").read_text(encoding="utf-8")
+
+
 def test_open_makes_the_page_beside_the_record_and_opens_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("click.launch", opened.append)

@@ -17,8 +17,11 @@ import pytest
 from rich.console import Console
 
 from hotswap.integrator.report.highlight import highlight
+from hotswap.integrator.report.markup import element
 from hotswap.integrator.report.render import html, markdown, terminal, write
 from hotswap.integrator.report.roofline import points
+from hotswap.integrator.report.svg import Scale
+from hotswap.integrator.report.waterfall import steps
 from hotswap.integrator.results import Bar, Report
 
 HOSTILE = "</script><script>alert(1)</script> \"' onload=x | `b` \x1b[31m"
@@ -180,6 +183,16 @@ def test_a_module_named_like_a_script_is_only_a_name(report: Report) -> None:
     assert "alert(1)" in "".join(page.text)
 
 
+def test_text_in_an_attribute_cannot_leave_it() -> None:
+    assert element("a", "x", aria_label='" onclick="y') == '<a aria-label="&quot; onclick=&quot;y">x</a>'
+
+
+def test_a_name_like_a_slot_of_the_template_is_not_filled_in(report: Report) -> None:
+    page = Page(html(replace(report, model="{{js}}")))
+    assert "{{js}}" in "".join(page.text)
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+
+
 def test_the_page_allows_its_own_script_and_no_other(report: Report) -> None:
     text = html(report)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -233,6 +246,26 @@ def test_every_attempt_is_drawn_once_and_a_rejection_tells_its_reason(report: Re
     said = [t.text or "" for svg in figures(report) for t in svg.iter("title") if (t.text or "").startswith("attempt ")]
     assert len(said) == sum(len(story.points) for story in report.stories) == 40
     assert any("rejected, integrity: writes to its input x" in text for text in said)
+
+
+def test_ops_beyond_the_palette_are_gathered_and_nothing_is_lost(report: Report) -> None:
+    before = (*report.before, *(Bar(f"small {n}", 10.0) for n in range(6)))
+    gathered = steps(before, report.after)
+    assert len(gathered) == 9
+    assert gathered[-1].label == "other"
+    assert sum(s.before_us or 0.0 for s in gathered) == pytest.approx(sum(bar.us for bar in before))
+    assert sum(s.change_us for s in gathered) == pytest.approx(31_050 - sum(bar.us for bar in before))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log"), [(0.0, 44.98, False), (0.97, 1.46, False), (0.3, 420.0, True), (11, 19, True)]
+)
+def test_ticks_are_few_and_inside_their_scale(low: float, high: float, log: bool) -> None:
+    scale = Scale(low, high, 0.0, 100.0, log=log)
+    ticks = scale.ticks(5)
+    assert 2 <= len(ticks) <= 10
+    assert all(-0.2 <= scale(tick) <= 100.2 for tick in ticks)
+    assert ticks == sorted(set(ticks))
 
 
 def test_the_roofline_moves_a_task_up_by_what_it_gained(report: Report) -> None:
