@@ -43,8 +43,8 @@ def ablate(
     pace = pace or Pace()
     try:
         with grad_mode(mode):
-            every = Timed(call, lambda: _set(patch, tasks, tasks))
-            pace, alone_too = plan(warm(every, pace), len(tasks), seconds, pace)
+            each, switch = _costs(patch, call, tasks, pace)
+            pace, alone_too = plan(each, switch, len(tasks), seconds, pace)
             samples = interleave(_arms(patch, call, tasks, alone_too=alone_too), pace, seed=seed).samples_us
     finally:
         _set(patch, tasks, tasks)
@@ -67,18 +67,30 @@ def decide(interval: Interval, within_noise: Literal["drop", "keep"] = "drop") -
     return within_noise == "keep", f"within noise: {figures}"
 
 
-def plan(call_s: float, tasks: int, seconds: float, pace: Pace) -> tuple[Pace, bool]:
-    """Return the pace that fits `seconds`, and whether add-one-in fits too. call_s: seconds of one step."""
+def plan(call_s: float, switch_s: float, tasks: int, seconds: float, pace: Pace) -> tuple[Pace, bool]:
+    """Return the pace that fits `seconds`, and whether add-one-in fits too.
+
+    call_s: seconds of one step. switch_s: of the first step of a new combination, which has to be compiled.
+    """
     for alone_too in (True, False):
         arms = 2 * tasks + 2 if alone_too else tasks + 1
         # Each arm warms up and tries its block once; each block has one call ahead of it.
         for block_s in (pace.block_s, pace.block_s / 2, pace.block_s / 4, call_s):
             block_s = max(block_s, call_s)
-            once = arms * (4 * call_s + block_s)
+            once = arms * (switch_s + 4 * call_s + block_s)
             rounds = int((seconds - once) / (arms * (call_s + block_s)))
             if rounds >= LEAST_ROUNDS:
                 return _paced(pace, rounds, block_s), alone_too
     return _paced(pace, LEAST_ROUNDS, call_s), False
+
+
+def _costs(patch: Switchable, call: Callable[[], object], tasks: Mapping[str, str], pace: Pace) -> tuple[float, float]:
+    """Return seconds of one step with every task on, and of the first step after a switch to a new combination."""
+    each = warm(Timed(call, lambda: _set(patch, tasks, tasks)), pace)
+    start = pace.clock()
+    _set(patch, tasks, list(tasks)[1:])
+    call()
+    return each, pace.clock() - start
 
 
 def _paced(pace: Pace, rounds: int, block_s: float) -> Pace:

@@ -71,8 +71,12 @@ def interleave(arms: Mapping[str, Timed], pace: Pace, *, seed: int) -> Blocks:
 
 
 def warm(arm: Timed, pace: Pace) -> float:
-    """Call until times stop falling or `pace.warm_s` is spent; return seconds a call, the best of the last few."""
+    """Call until times stop falling or `pace.warm_s` is spent; return seconds a call, the best of the last few.
+
+    The first call is not counted: it may compile.
+    """
     arm.get_ready()
+    _one(arm, pace)
     start, recent = pace.clock(), [_one(arm, pace)]
     while pace.clock() - start < pace.warm_s:
         recent.append(_one(arm, pace))

@@ -103,6 +103,16 @@ def test_warming_up_goes_on_until_calls_stop_getting_faster() -> None:
     assert warm(Timed(settling), Pace(clock=machine.clock, warm_s=10.0)) == pytest.approx(0.01)
 
 
+def test_a_first_call_that_compiles_is_not_taken_for_the_pace_of_the_rest() -> None:
+    machine = Machine(noise=0.0)
+    times = iter([30.0, *[0.01] * 100])
+
+    def compiling() -> None:
+        machine.now += next(times)
+
+    assert warm(Timed(compiling), Pace(clock=machine.clock, warm_s=2.0)) == pytest.approx(0.01)
+
+
 def test_garbage_is_not_collected_inside_a_block_and_is_again_afterwards() -> None:
     machine, seen = Machine(), set[bool]()
     work = machine.arm(0.05)
@@ -174,11 +184,15 @@ class Patched:
 
     def __init__(self, machine: Machine, factors: dict[str, float]) -> None:
         self.machine, self.factors, self.on = machine, factors, dict.fromkeys(factors, True)
+        self.compile_s, self.compiled = 0.0, set[tuple[bool, ...]]()
 
     def enable(self, fingerprint: str, on: bool) -> None:
         self.on[fingerprint] = on
 
     def step(self) -> None:
+        if tuple(self.on.values()) not in self.compiled:
+            self.compiled.add(tuple(self.on.values()))
+            self.machine.now += self.compile_s
         seconds = 0.02
         for fingerprint, on in self.on.items():
             seconds *= self.factors[fingerprint] if on else 1.0
@@ -208,23 +222,25 @@ def test_items_within_the_noise_are_dropped_unless_asked_for() -> None:
     assert decide(Interval(1.02, 1.01, 1.03))[0] is True
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 10, 20])
-def test_ablation_keeps_to_its_time(tasks: int) -> None:
+@pytest.mark.parametrize(("tasks", "compile_s", "alone"), [(1, 0.5, True), (3, 1, True), (10, 0, True), (10, 1, False)])
+def test_ablation_keeps_to_its_time(tasks: int, compile_s: float, alone: bool) -> None:
     machine = Machine(noise=0.0)
     patch = Patched(machine, {f"f{i}": 0.99 for i in range(tasks)})
-    rows = ablate(patch, patch.step, {f"t{i}": f"f{i}" for i in range(tasks)}, seconds=15, pace=machine.pace())
+    patch.compile_s = compile_s
+    rows = ablate(patch, patch.step, {f"t{i}": f"f{i}" for i in range(tasks)}, seconds=20, pace=machine.pace())
     assert len(rows) == tasks
-    assert machine.now < 16.5
+    assert (rows[0].add_one_in is not None) == alone
+    assert machine.now < 22
 
 
 def test_many_tasks_get_shorter_blocks_then_no_add_one_in_but_never_under_five_rounds() -> None:
     pace = Pace(block_s=0.2)
-    roomy, alone = plan(0.01, 2, 60, pace)
+    roomy, alone = plan(0.01, 0.1, 2, 60, pace)
     assert (roomy.block_s, roomy.rounds, alone) == (0.2, 16, True)
-    tight, alone = plan(0.01, 10, 20, pace)
+    tight, alone = plan(0.01, 0.1, 10, 20, pace)
     assert tight.block_s < 0.2
     assert tight.rounds >= 5
-    hopeless, alone = plan(0.5, 10, 5, pace)
+    hopeless, alone = plan(0.5, 0.5, 10, 5, pace)
     assert (hopeless.rounds, hopeless.block_s, alone) == (5, 0.5, False)
 
 
