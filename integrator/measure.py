@@ -59,7 +59,7 @@ def measure(
         arms=tuple(Arm(name, samples[name], statistics.median(samples[name])) for name in arms),
         speedup={name: ratio_interval(samples[name], samples[subject], seed=seed) for name in arms if name != subject},
         compile_s=dict(compile_s or {}),
-        load=blocks.load,
+        load_average=blocks.load,
     )
 
 

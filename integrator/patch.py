@@ -150,6 +150,16 @@ class Patch:
         reasons = sorted({reason for e in self.engagement() for reason in e.fallback_reasons})
         return f"no kernel has run ({'; '.join(reasons) or 'not called yet'})"
 
+    @contextmanager
+    def installed(self) -> Iterator[Patch]:
+        """A context in which the model runs with this patch; afterwards it is exactly what it was."""
+        _check_patchable(self._model)
+        self._install()
+        try:
+            yield self
+        finally:
+            self._remove()
+
     def _install(self) -> None:
         self._model.__dict__["forward"] = _instance_forward(self)
         self._model.__dict__["__reduce_ex__"] = functools.partial(_reduce_unpatched, self)
@@ -195,11 +205,9 @@ def patch_of(model: nn.Module) -> Patch | None:
 @contextmanager
 def patched(model: nn.Module, run: RunLike, *, tail: Tail | None = None) -> Iterator[Patch]:
     """A context in which `model` is patched."""
-    made = patch(model, run, tail=tail)
-    try:
+    _check_patchable(model)
+    with Patch(model, run, tail).installed() as made:
         yield made
-    finally:
-        made._remove()
 
 
 def _check_patchable(model: nn.Module) -> None:

@@ -25,7 +25,7 @@ class EndToEnd(Record):
     arms: tuple[Arm, ...]
     speedup: dict[str, Interval]
     compile_s: dict[str, float]
-    load: float
+    load_average: float
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class RunDirectory:
     ) -> Self:
         """Make and lock a new run directory: `out`, or `runs/<time>-<model>`.
 
-        Raises SpecError where `out` holds something, RecordLocked where it is in use, ResourceExhausted if the disk fails.
+        Raises SpecError where `out` holds something, RecordLocked where it is in use, ResourceExhausted on a bad disk.
         """
         from .. import __version__
 

@@ -44,7 +44,7 @@ class Race(Record):
     timer: str
     cache: str
     block_s: float
-    load: float
+    load_average: float
 
 
 @dataclass(frozen=True)

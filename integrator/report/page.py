@@ -123,7 +123,8 @@ def _headline_figure(report: Report) -> Markup:
 
 
 def _amdahl(report: Report) -> Markup:
-    lines = [_amdahl_line(ablation) for ablation in report.ablations]
+    numbers = _numbers(report)
+    lines = [_amdahl_line(ablation, numbers) for ablation in report.ablations]
     total = races.overall(report, "eager")
     if total is not None and report.predicted_speedup is not None:
         marks = (Mark("measured", total, "measured"), Mark.predicted(report.predicted_speedup))
@@ -133,20 +134,24 @@ def _amdahl(report: Report) -> Markup:
     return whiskers("amdahl-figure", "Predicted and measured gain of the whole model by task", said, lines, fine=True)
 
 
-def _amdahl_line(ablation: Ablation) -> Line:
+def _amdahl_line(ablation: Ablation, numbers: dict[str, int]) -> Line:
     marks = (Mark("measured", ablation.leave_one_out, "measured"), Mark.predicted(ablation.predicted))
     measured = with_bounds(ablation.leave_one_out, fine=True, times=TIMES)
-    return Line(one_line(ablation.task), marks, f"{ratio(ablation.predicted, fine=True, times=TIMES)} → {measured}")
+    return Line(_label(ablation, numbers), marks, f"{ratio(ablation.predicted, fine=True, times=TIMES)} → {measured}")
+
+
+def _label(ablation: Ablation, numbers: dict[str, int]) -> str:
+    return f"{numbers.get(ablation.task, '')} {one_line(ablation.task)}".strip()
 
 
 def _ablation(report: Report) -> Markup:
-    lines = []
+    numbers, lines = _numbers(report), []
     for ablation in report.ablations:
         marks = [Mark("measured", ablation.leave_one_out, "left out")]
         if ablation.add_one_in is not None:
             marks.append(Mark("alone", ablation.add_one_in, "alone"))
         words = "kept" if ablation.kept else one_line(ablation.reason) or "dropped"
-        lines.append(Line(one_line(ablation.task), tuple(marks), words))
+        lines.append(Line(_label(ablation, numbers), tuple(marks), words))
     said = "; ".join(_ablation_words(ablation) for ablation in report.ablations)
     return whiskers("ablation-figure", "Each task left out, and each alone", said, lines, fine=True)
 
@@ -174,8 +179,13 @@ def _sources(report: Report) -> Markup:
 
 def _numbered(report: Report) -> list[tuple[int, TaskStory]]:
     """Return the stories with their row's number, in the table's order; what has no row comes last."""
-    numbers = {row.task: number for number, row in enumerate(report.rows, 1)}
+    numbers = _numbers(report)
     return sorted(
         ((numbers.get(story.task, len(numbers) + extra), story) for extra, story in enumerate(report.stories, 1)),
         key=lambda pair: pair[0],
     )
+
+
+def _numbers(report: Report) -> dict[str, int]:
+    """Return the number of each task in the per-op table, which every figure repeats."""
+    return {row.task: number for number, row in enumerate(report.rows, 1)}

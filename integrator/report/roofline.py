@@ -12,6 +12,7 @@ from .figures import one_line, plain, significant
 from .markup import Markup
 
 WIDTH, HEIGHT = 920, 440
+Box = tuple[float, float, float, float]
 LEFT, RIGHT, TOP, BOTTOM = 70, 780, 20, 392
 
 
@@ -99,30 +100,35 @@ def _ceilings(peaks: dict[str, float], copy_gb_s: float, x: svg.Scale, y: svg.Sc
 
 
 def _tasks(shown: Sequence[Point], x: svg.Scale, y: svg.Scale) -> list[Markup]:
-    """Return the dots, each with its task's name, or its number alone where the name would touch another."""
-    body, taken = [], list[tuple[float, float]]()
+    """Return the dots, each with its task's name, or its number alone where the name would touch something."""
+    body = [mark for point in shown for mark in _dots(point, x, y)]
+    taken = [(x(p.intensity) - 5, y(rate) - 5, 10.0, 10.0) for p in shown for rate in (p.before, p.after) if rate]
     for point in shown:
-        at, height = x(point.intensity), y(point.after or point.before)
-        crowded = any(abs(height - h) < 14 and abs(at - a) < 130 for a, h in taken)
-        taken.append((at, height))
-        body += _task(point, str(point.number) if crowded else f"{point.number} {point.task}", x, y)
+        at, height = x(point.intensity) + 9, y(point.after or point.before) + 4
+        number, name = str(point.number), svg.fitted(f"{point.number} {point.task}", 170)
+        for text, left, base in ((name, at, height), (number, at, height), (number, at - 12, height - 12)):
+            box = (left, base - 9, 6.2 * len(text), 11.0)
+            if left + box[2] < RIGHT and not any(_touch(box, other) for other in taken):
+                break
+        taken.append(box)
+        body.append(svg.label(left, base, text, "key"))
     return body
 
 
-def _task(point: Point, name: str, x: svg.Scale, y: svg.Scale) -> list[Markup]:
+def _touch(one: Box, other: Box) -> bool:
+    """Whether two boxes (left, top, width, height) overlap."""
+    apart = one[0] > other[0] + other[2] or other[0] > one[0] + one[2]
+    return not (apart or one[1] > other[1] + other[3] or other[1] > one[1] + one[3])
+
+
+def _dots(point: Point, x: svg.Scale, y: svg.Scale) -> list[Markup]:
     at = x(point.intensity)
     hover = f"{point.number} {point.task}: {_rates(point)} at {significant(point.intensity)} FLOP a byte"
-    if point.after is None:
-        return [
-            svg.dot(at, y(point.before), "dot eager", hover),
-            svg.label(at + 9, y(point.before) + 4, name, "key"),
-        ]
-    return [
-        svg.line(at, y(point.before), at, y(point.after), "link"),
-        svg.dot(at, y(point.before), "dot eager", hover),
-        svg.dot(at, y(point.after), "dot measured", hover),
-        svg.label(at + 9, y(point.after) + 4, name, "key"),
-    ]
+    marks = [svg.dot(at, y(point.before), "dot eager", hover)]
+    if point.after is not None:
+        marks.insert(0, svg.line(at, y(point.before), at, y(point.after), "link"))
+        marks.append(svg.dot(at, y(point.after), "dot measured", hover))
+    return marks
 
 
 def _rates(point: Point) -> str:

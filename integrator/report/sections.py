@@ -280,7 +280,7 @@ def environment(report: Report) -> Markup:
         "dtype": report.dtype,
         "the rest of the model": claims.TAILS[report.tail],
         "measured limits": ", ".join(rates),
-        "load while timing": ", ".join(f"{race.load:.2f}" for race in report.end_to_end) or MISSING,
+        "load while timing": ", ".join(f"{race.load_average:.2f}" for race in report.end_to_end) or MISSING,
         **report.environment,
     }
     rows = (

@@ -129,7 +129,7 @@ def _row_lines(number: int, row: OpRow, columns: Sequence[_Column], width: int) 
         time_us(row.floor_us),
         _gain(row.model_gain, beside=beside, fine=True),
     ]
-    if width < NARROW:
+    if width < NARROW or len(name) > _left(columns, width):
         yield Text(name, style="bold")
         name = ""
     yield _line(name, columns, cells, width)
@@ -150,14 +150,20 @@ def _range(interval: Interval | None, *, fine: bool = False) -> str:
 
 
 def _line(name: str, columns: Sequence[_Column], cells: Sequence[str], width: int, style: str = "") -> Text:
-    """Return one line: the name takes what the right-aligned columns leave, and ends in an ellipsis where it must."""
-    gap = 2 if width >= WIDE else 1
-    left = max(0, width - sum(c.width + gap for c in columns))
-    text = Text(name, style="" if style else "bold")
-    text.truncate(left, overflow="ellipsis", pad=True)
+    """Return one line: the name at the left, the columns right-aligned against the edge."""
+    text = Text(name.ljust(_left(columns, width)), style="" if style else "bold")
     for column, cell in zip(columns, cells, strict=True):
-        text.append(" " * gap + cell.rjust(column.width), style=style or "not bold")
+        text.append(" " * _gap(width) + cell.rjust(column.width), style=style or "not bold")
     return text
+
+
+def _left(columns: Sequence[_Column], width: int) -> int:
+    """Return how wide a name may be beside the columns."""
+    return max(0, width - sum(column.width + _gap(width) for column in columns))
+
+
+def _gap(width: int) -> int:
+    return 2 if width >= WIDE else 1
 
 
 def _skipped(report: Report, console: Console) -> None:

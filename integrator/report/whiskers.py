@@ -47,7 +47,7 @@ def whiskers(name: str, title: str, description: str, lines: Sequence[Line], *, 
         y = 20 + ROW * (number + 0.5)
         kind = "strong" if line.strong else ""
         body.append(svg.label(0, y + 4, svg.fitted(line.name, LEFT - 16), kind))
-        body.append(svg.label(RIGHT + 20, y + 4, line.words, f"figures {kind}".strip()))
+        body.append(svg.label(RIGHT + 20, y + 4, svg.fitted(line.words, WIDTH - RIGHT - 20), f"figures {kind}".strip()))
         body += _marks(line.marks, scale, y, fine=fine)
     return svg.figure(name, title, description, WIDTH, bottom + 26, *body)
 

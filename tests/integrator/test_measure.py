@@ -67,7 +67,7 @@ def test_the_record_keeps_all_samples_the_load_and_the_compile_times() -> None:
     assert [arm.median_us for arm in result.arms] == pytest.approx([20_000, 15_000, 10_000])
     assert result.speedup["eager"].median == pytest.approx(2.0)
     assert result.speedup["compile"].median == pytest.approx(1.5)
-    assert (result.call, result.weight, result.load, result.compile_s) == ("short", 3, 0.5, {"compile": 20.0})
+    assert (result.call, result.weight, result.load_average, result.compile_s) == ("short", 3, 0.5, {"compile": 20.0})
 
 
 def test_blocks_are_never_shorter_than_asked() -> None:

@@ -328,7 +328,7 @@ def race() -> EndToEnd:
         arms=(arm("eager", 44_100.0, 0.012), arm("compile", 33_540.0, 0.014), arm("hotswap", 31_050.0, 0.009)),
         speedup={"eager": Interval(1.42, 1.40, 1.45), "compile": Interval(1.08, 1.06, 1.10)},
         compile_s={"compile": 21.4, "hotswap": 3.2},
-        load=1.13,
+        load_average=1.13,
     )
 
 

@@ -1,0 +1,302 @@
+"""Put the winners into the model, keep what the whole model gains from, and write the report and the package.
+
+Order: choose the tail by measurement, verify the whole model (a failure is bisected to its task and dropped), ablate
+inside the model, drop what does not pay, verify and measure what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from ..extractor.task import Extraction
+from ..models.environment import environment
+from ..models.progress import Progress
+from ..models.settings import Settings
+from ..models.spec import LoadOptions
+from ..models.workload import Call, Workload
+from ..optimizer.ledger import Ledger
+from ..optimizer.winner import Winner
+from ..profiler.recording import Profile
+from .ablate import ablate
+from .blocks import Pace
+from .compose import headline_us, op_rows, predicted_speedup, skipped_rows, stories, waterfall
+from .export import Made, export
+from .measure import compiled_arm, grad_mode, measure, model_arm, pace_for
+from .patch import Patch
+from .report.render import write
+from .results import Ablation, Check, EndToEnd, Engagement, Report, Tail
+from .run_directory import RunDirectory
+from .verify import Expected, bisect, check, expect
+from .winners import load_winners
+
+
+@dataclass
+class _Findings:
+    """What integration has found so far; a report can be made of it at any point."""
+
+    tail: Tail = "eager"
+    ends: list[EndToEnd] = field(default_factory=list)
+    checks: tuple[Check, ...] = ()
+    engagement: tuple[Engagement, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+def integrate(
+    directory: RunDirectory,
+    workload: Workload,
+    profile: Profile,
+    extraction: Extraction,
+    settings: Settings,
+    progress: Progress,
+    *,
+    command: str = "",
+) -> Report:
+    """Return the report of the finished run; it is on disk in all its forms, and `patched/` beside it."""
+    started = time.monotonic()
+    found = _Findings()
+    work = _Integration(directory, workload, settings, progress, found)
+
+    def report() -> Report:
+        seconds = {**directory.run.stages, "integrate": time.monotonic() - started}
+        made = _compose(directory, profile, extraction, found, seconds, command)
+        write(made, directory.folder)
+        return made
+
+    report()  # a run stopped from here on has a partial report, marked so
+    work.measure_and_choose()
+    if work.kept:
+        export(directory.patched, tuple(work.kept.values()), _made(directory, workload, settings), tail=found.tail)
+    found.complete = True
+    return report()
+
+
+class _Integration:
+    """One integration at work on a live model. One Patch a tail serves all of it: dropped kernels are switched off."""
+
+    def __init__(
+        self, directory: RunDirectory, workload: Workload, settings: Settings, progress: Progress, found: _Findings
+    ) -> None:
+        self.directory = directory
+        self.workload = workload
+        self.settings = settings
+        self.progress = progress
+        self.found = found
+        self.heaviest = max(workload.calls, key=lambda call: call.weight)
+        self.kept = {w.fingerprint: w for w in load_winners(directory.folder) if w.choice == "kernel"}
+        self.patches: dict[Tail, Patch] = {}
+        self.compiled: dict[str, Callable[[], object]] = {}
+        self.compile_s: dict[str, float] = {}
+
+    def measure_and_choose(self) -> None:
+        """Fill the findings in; the model ends as it began."""
+        self._compile_rivals()
+        if self.kept:
+            self.progress("integrate", 1, 6, "verifying the whole model")
+            expected = expect(self.workload.model, self.workload.calls, seed=self.settings.seed)
+            self._drop_what_breaks(expected)
+            self._choose_tail()
+            self._ablate()
+            self.progress("integrate", 4, 6, "verifying what is kept")
+            self.found.checks = self._checks(expected, self._patch(self.found.tail))
+        if not self.kept:
+            self.found.notes.append("no kernel was kept: the model is left as it is")
+        self.progress("integrate", 5, 6, "timing the whole model, interleaved")
+        self.found.ends = [self._measure(call) for call in self.workload.calls]
+        self.progress("integrate", 6, 6, "done")
+
+    def _patch(self, tail: Tail) -> Patch:
+        if tail not in self.patches:
+            made = Patch(self.workload.model, self.directory.folder, tail)
+            for winner in made.winners:
+                if winner.choice == "kernel" and winner.fingerprint not in self.kept:
+                    made.enable(winner.fingerprint, False)
+            start = time.perf_counter()
+            self._step(made)()
+            self.compile_s[f"hotswap ({tail})"] = time.perf_counter() - start
+            self.patches[tail] = made
+        return self.patches[tail]
+
+    def _step(self, run: Callable[..., object]) -> Callable[[], object]:
+        arm = model_arm(run, self.heaviest)
+
+        def step() -> object:
+            with grad_mode(self.workload.mode):
+                return arm()
+
+        return step
+
+    def _checks(self, expected: Expected, patch: Patch) -> tuple[Check, ...]:
+        return check(expected, patch.installed)
+
+    def _compile_rivals(self) -> None:
+        """Compile the model as a user would, once for each mode; a mode that fails is a note, not an end."""
+        modes: dict[str, str | None] = {"compile": None}
+        if self.settings.baselines == "all":
+            modes |= {"reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune-no-cudagraphs"}
+        for name, mode in modes.items():
+            self.progress("integrate", 0, 6, f"torch.compile, {name}")
+            try:
+                arm = compiled_arm(self.workload.model, self.heaviest, mode=mode, workload=self.workload.mode)
+            except Exception as error:  # the compiler may fail on any model in any way; the run goes on without it
+                self.found.notes.append(f"torch.compile ({name}) failed: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            self.compiled[name], self.compile_s[name] = arm.call, arm.compile_s
+
+    def _drop_what_breaks(self, expected: Expected) -> None:
+        patch = self._patch("eager")
+
+        def passes() -> bool:
+            self.found.checks = self._checks(expected, patch)
+            return all(one.passed for one in self.found.checks)
+
+        if passes():
+            return
+        found = bisect(patch, passes, tuple(self.kept))
+        if not found.plain_passes:
+            self.found.notes.append("verification fails even with every kernel off: the captured graph itself differs")
+        for fingerprint in found.culprits if found.plain_passes else tuple(self.kept):
+            self._drop(fingerprint, "the whole model is no longer itself with it (found by bisection)")
+
+    def _drop(self, fingerprint: str, reason: str) -> None:
+        winner = self.kept.pop(fingerprint)
+        replace(winner, choice="leave", reason=f"dropped: {reason}").save(
+            self.directory.winners / f"{winner.task}.json"
+        )
+        for patch in self.patches.values():
+            patch.enable(fingerprint, False)
+
+    def _choose_tail(self) -> None:
+        """Measure what runs the rest of the graph best: eager as it is, or Inductor."""
+        if not self.kept:
+            return
+        if self.settings.mode != "auto":
+            self.found.tail = self.settings.mode
+            return
+        self.progress("integrate", 2, 6, "choosing what runs the rest of the graph")
+        tails: tuple[Tail, ...] = ("eager", "inductor")
+        arms: dict[str, Callable[[], object]] = {tail: model_arm(self._patch(tail), self.heaviest) for tail in tails}
+        race = measure(
+            arms,
+            call=self.heaviest,
+            subject="eager",
+            mode=self.workload.mode,
+            pace=pace_for(self.workload.model, Pace(rounds=8, block_s=0.1)),
+        )
+        times = {arm.name: arm.median_us for arm in race.arms}
+        self.found.tail = min(tails, key=lambda tail: times[tail])
+        said = ", ".join(f"{name} {us / 1e3:.2f} ms" for name, us in times.items())
+        self.found.notes.append(f"the rest of the graph runs through {self.found.tail}: {said} a step")
+
+    def _ablate(self) -> None:
+        if not self.kept:
+            return
+        self.progress("integrate", 3, 6, "leaving kernels out one at a time")
+        tasks = {w.task: w.fingerprint for w in self.kept.values()}
+        self.found.ablations = ablate(
+            self._patch(self.found.tail),
+            model_arm(self._patch(self.found.tail), self.heaviest),
+            tasks,
+            seconds=min(60.0, 5.0 * len(tasks) + 5.0),
+            mode=self.workload.mode,
+            pace=pace_for(self.workload.model, Pace(block_s=0.1)),
+            seed=self.settings.seed,
+        )
+        for effect in self.found.ablations:
+            if not effect.kept:
+                self._drop(tasks[effect.task], effect.reason)
+
+    def _measure(self, call: Call) -> EndToEnd:
+        """Time one call: eager, compiled where it was compiled for this call, and patched where a kernel is kept."""
+        arms: dict[str, Callable[[], object]] = {"eager": model_arm(self.workload.model, call)}
+        if call is self.heaviest:
+            arms |= self.compiled
+        if self.kept:
+            arms["hotswap"] = model_arm(self._patch(self.found.tail), call)
+        subject = "hotswap" if self.kept else next(reversed(arms))
+        ends = measure(
+            arms,
+            call=call,
+            subject=subject,
+            mode=self.workload.mode,
+            pace=pace_for(self.workload.model),
+            compile_s=self.compile_s,
+        )
+        if self.kept:
+            patch = self._patch(self.found.tail)
+            patch.require_engaged()
+            names = {w.task for w in self.kept.values()}
+            self.found.engagement = tuple(e for e in patch.engagement() if e.task in names)
+        return ends
+
+
+def _made(directory: RunDirectory, workload: Workload, settings: Settings) -> Made:
+    """Return what an export says of the model: how it was loaded, so that `load()` can do it again."""
+    asked = directory.run.settings
+    options = LoadOptions(
+        random_weights=bool(asked.get("random_weights", False)),
+        trust_remote_code=bool(asked.get("trust_remote_code", False)),
+        dtype=settings.dtype,
+        device=settings.device,
+        batch=settings.batch,
+        seq_len=settings.seq_len,
+        inputs=asked.get("inputs"),
+        seed=settings.seed,
+    )
+    return Made(type(workload.model).__name__, workload.spec, options)
+
+
+def _compose(
+    directory: RunDirectory,
+    profile: Profile,
+    extraction: Extraction,
+    found: _Findings,
+    seconds: Mapping[str, float],
+    command: str,
+) -> Report:
+    """Return the report as far as the findings go."""
+    winners = {w.fingerprint: w for w in _winners(directory)}
+    with closing(Ledger.read(directory.ledger)) as ledger:
+        here = environment()
+        baselines = {t.fingerprint: race for t in extraction.tasks if (race := ledger.baseline(t, here)) is not None}
+        attempts = {t.fingerprint: ledger.attempts(t.fingerprint) for t in extraction.tasks}
+    rows = op_rows(extraction, winners, baselines, found.ablations)
+    before_us = headline_us(found.ends, "eager") or sum(c.step_us * c.weight for c in profile.calls)
+    after_us = headline_us(found.ends, "hotswap")
+    predicted = {row.task: row.predicted_gain for row in rows}
+    return Report(
+        model=directory.run.model,
+        device=profile.device,
+        dtype=directory.run.settings.get("dtype", "auto"),
+        complete=found.complete,
+        tail=found.tail,
+        started=directory.run.started,
+        seconds=sum(seconds.values()),
+        seconds_by_stage=dict(seconds),
+        end_to_end=tuple(found.ends),
+        checks=found.checks,
+        engagement=found.engagement,
+        rows=rows,
+        ablations=tuple(replace(a, predicted=predicted.get(a.task, 1.0)) for a in found.ablations),
+        stories=stories(extraction, directory.tasks, winners, baselines, attempts),
+        skipped=skipped_rows(extraction),
+        before=waterfall(rows, extraction, before_us, after=False),
+        after=waterfall(rows, extraction, after_us, after=True) if after_us else (),
+        predicted_speedup=predicted_speedup(rows),
+        copy_gb_s=profile.limits.copy_gb_s,
+        matmul_tflop_s=profile.limits.matmul_tflop_s,
+        coverage=extraction.covered,
+        breaks=extraction.breaks,
+        notes=(*profile.notes, *extraction.notes, *found.notes),
+        environment=environment(),
+        patched="patched" if (directory.patched / "__init__.py").exists() else None,
+        command=command,
+    )
+
+
+def _winners(directory: RunDirectory) -> tuple[Winner, ...]:
+    return tuple(Winner.load(path) for path in sorted(directory.winners.glob("*.json")))

@@ -1,0 +1,74 @@
+"""Search every task of a run within one budget, the most attainable gain first; write how each ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..extractor.load_task import load_task
+from ..extractor.task import Extraction, Task, task_folder
+from ..models.progress import Progress
+from ..models.settings import Settings
+from ..optimizer.judge.judge import Judge
+from ..optimizer.ledger import Ledger
+from ..optimizer.proposers.packed_linear import PackedLinear
+from ..optimizer.proposers.template import Template
+from ..optimizer.search import search
+from ..optimizer.winner import Winner
+from .run_directory import RunDirectory
+
+# A task whose floor would make the whole model faster by less than this cannot be told from noise in the model.
+_COULD_MOVE_THE_MODEL = 1.005
+# Under this much of the budget a judge cannot even start its rivals.
+_LEAST_SECONDS = 3.0
+
+
+def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Settings, progress: Progress) -> None:
+    """Write `winners/<task>.json` for every task; one that is there already is not searched again."""
+    ends = time.monotonic() + settings.budget_s
+    with Ledger(directory.ledger) as ledger:
+        for rank, task in enumerate(extraction.tasks):
+            path = directory.winners / f"{task.name}.json"
+            if path.exists():
+                continue
+            seconds = _portion(extraction.tasks[rank:], ends - time.monotonic())
+            reason = _not_worth_it(task, seconds)
+            if reason is not None:
+                _left_alone(task, reason).save(path)
+                continue
+            folder = task_folder(directory.tasks, rank, task)
+            with Judge(folder, seed=None, block_s=_block_s(settings)) as judge:
+                winner = search(
+                    folder,
+                    ledger=ledger,
+                    judge=judge,
+                    proposers=[PackedLinear(), Template(load_task(folder))],
+                    seconds=seconds,
+                    progress=progress,
+                )
+            winner.save(path)
+
+
+def _portion(tasks: Sequence[Task], left_s: float) -> float:
+    """Return the first task's seconds of what is left: by its share of the attainable gain still ahead."""
+    gains = [max(t.gain_us, 0.05 * t.eager_us) for t in tasks]
+    return left_s * gains[0] / sum(gains) if sum(gains) else 0.0
+
+
+def _not_worth_it(task: Task, seconds: float) -> str | None:
+    if task.kind == "memory" and task.ceiling < _COULD_MOVE_THE_MODEL:
+        return f"even at its floor the model would gain {100 * (task.ceiling - 1):.2f}%, less than can be measured"
+    if task.kind == "anchor" and task.share < _COULD_MOVE_THE_MODEL - 1:
+        return f"{100 * task.share:.2f}% of the step: less than can be measured in the model"
+    if seconds < _LEAST_SECONDS:
+        return "the budget ended before it was tried"
+    return None
+
+
+def _left_alone(task: Task, reason: str) -> Winner:
+    return Winner(task.name, task.fingerprint, "leave", None, None, None, None, False, 0, reason)
+
+
+def _block_s(settings: Settings) -> float:
+    """Return the length of timed blocks: clocks hold up over 0.2 s, which a short budget cannot pay for."""
+    return 0.2 if settings.budget_s >= 600 else 0.05
