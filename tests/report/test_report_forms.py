@@ -129,6 +129,14 @@ def test_the_columns_of_the_terminal_table_stand_under_their_heads(report: Repor
         assert row[:end].endswith(f" {value}"), name
 
 
+def test_a_long_task_name_is_never_cut_on_the_terminal(report: Report) -> None:
+    name = "residual_rms_norm_with_rotary_embedding_1"
+    long = replace(report, rows=(replace(report.rows[0], task=name), *report.rows[1:]))
+    lines = shown(long, 100).splitlines()
+    assert f" 1 {name}" in lines
+    assert lines[lines.index(f" 1 {name}") + 1].split()[:2] == ["6", "8,820"]
+
+
 def test_a_wide_terminal_has_the_intervals_beside_their_ratios(report: Report) -> None:
     assert "6.73x [6.52, 6.94]  1.31x [1.27, 1.35]" in shown(report, 160)
 
