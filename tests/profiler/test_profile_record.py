@@ -318,3 +318,40 @@ def test_the_fast_path_that_hooks_switch_off_is_profiled_as_it_runs(limits: Limi
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     call = profile_of(layer, torch.randn(2, 4, 16), limits=limits)
     assert rows_named(call, "aten::_transformer_encoder_layer_fwd")
+
+
+def test_a_module_that_raises_into_a_parent_that_catches_leaves_the_parent_current(limits: Limits) -> None:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError
+
+    class Catches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Function(fail)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                self.inner(x)
+            except ValueError:
+                return x.exp()
+            return x
+
+    (row,) = rows_named(profile_of(nn.Sequential(Catches()), torch.ones(4), limits=limits), "aten::exp")
+    assert (row.module, row.module_class) == ("0", "Catches")
+
+
+def test_the_median_of_the_recorded_steps_is_the_profile(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
+    walls = iter([30.0, 10.0, 20.0])
+    number = 0
+
+    def step_of_known_length(step: Any, modules: Any) -> float:
+        nonlocal number
+        number += 1
+        recorded(step, modules)
+        return next(walls)
+
+    recorded = recorder._recorded_step
+    monkeypatch.setattr(recorder, "_recorded_step", step_of_known_length)
+    model = Function(lambda x: x[:number].exp() if number else x)
+    call = record(Workload(model, (Call((torch.ones(8),)),)), limits=limits, steps=3).calls[0]
+    assert rows_named(call, "aten::exp")[0].shapes == ((3,),)
