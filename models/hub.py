@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import EnvironmentMissing, HotswapError, ResourceExhausted, SpecError
 from .fast_init import FastInit
+from .seeded import seeded
 from .trial import explained, first_line, out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -89,8 +90,7 @@ def from_config_alone(
         with torch.device("meta"):
             bytes_needed = _parameter_bytes(door.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code))
         _check_memory(name, bytes_needed, device)
-        with torch.random.fork_rng(), torch.device(device), FastInit():
-            torch.manual_seed(seed)
+        with seeded(seed, device), torch.device(device), FastInit():
             return door.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
     except Exception as error:  # a config's values may be anything, and so may the code that reads them
         raise _load_error(error, name) from error

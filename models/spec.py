@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from . import user_code
 from .errors import EnvironmentMissing, InputError, SpecError
+from .seeded import seeded
 from .trial import explained
 from .workload import Call, Workload, as_calls
 
@@ -71,11 +72,7 @@ def classify(spec: str) -> Kind:
     if ".py:" in spec or spec.endswith(".py"):
         return "file"
     if path.is_file():
-        return (
-            "config"
-            if path.suffix == ".json"
-            else _not_a_spec(spec, "a file that is neither .py nor a config.json")
-        )
+        return "config" if path.suffix == ".json" else _not_a_spec(spec, "a file that is neither .py nor a config.json")
     if "@" in spec and "/" not in spec.partition("@")[0]:
         return "zoo"
     if spec.startswith((".", "/", "~")) or spec.endswith(("/", ".json")):
@@ -150,7 +147,7 @@ def _from_user(spec: str, kind: Kind, options: LoadOptions, device: str) -> tupl
     from torch import nn
 
     found = user_code.from_file(spec) if kind == "file" else user_code.from_module(spec)
-    made: Any = found if isinstance(found, nn.Module) else _call_factory(found, spec, options.seed)
+    made: Any = found if isinstance(found, nn.Module) else _call_factory(found, spec, options.seed, device)
     model: Any
     if isinstance(made, Workload):
         model, calls = made.model, made.calls
@@ -169,9 +166,7 @@ def _from_user(spec: str, kind: Kind, options: LoadOptions, device: str) -> tupl
     return model.eval(), calls
 
 
-def _call_factory(factory: Any, spec: str, seed: int) -> Any:
-    import torch
-
+def _call_factory(factory: Any, spec: str, seed: int, device: str) -> Any:
     if not callable(factory):
         raise SpecError(f"{spec}: expected a factory, a class or a module, got {type(factory).__name__}")
     needed = _required(factory)
@@ -181,8 +176,7 @@ def _call_factory(factory: Any, spec: str, seed: int) -> Any:
             "wrap it in a factory that gives them"
         )
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed, device):
             return factory()
     except (Exception, SystemExit) as error:  # the user's factory may raise anything
         raise explained(error, spec, near=_file_of(factory)) from error
@@ -196,7 +190,7 @@ def _calls(spec: str, model: Any, calls: tuple[Call, ...], options: LoadOptions,
     source = spec
     if options.inputs is not None:
         source = f"--inputs {options.inputs}"
-        calls = as_calls(_call_inputs(options.inputs, model, options.seed))
+        calls = as_calls(_call_inputs(options.inputs, model, options.seed, device))
     elif not calls and is_transformers_model(model):
         return example_calls(model, batch=options.batch, seq_lens=options.seq_len, seed=options.seed)
     elif not calls:
@@ -212,10 +206,8 @@ def _calls(spec: str, model: Any, calls: tuple[Call, ...], options: LoadOptions,
     return tuple(_placed(call, model, options, device) for call in calls)
 
 
-def _call_inputs(text: str, model: Any, seed: int) -> Any:
+def _call_inputs(text: str, model: Any, seed: int, device: str) -> Any:
     """Return what the user's function gives; it is called with the model if it takes an argument."""
-    import torch
-
     maker: Callable[..., Any] = user_code.from_file(text)
     if not callable(maker):
         raise SpecError(f"--inputs {text}: expected a function, got {type(maker).__name__}")
@@ -225,8 +217,7 @@ def _call_inputs(text: str, model: Any, seed: int) -> Any:
             f"--inputs {text}: expected a function of nothing or of the model, got parameters {', '.join(needed)}"
         )
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed, device):
             return maker(model) if needed else maker()
     except (Exception, SystemExit) as error:  # the user's function may raise anything
         raise explained(error, f"--inputs {text}", near=_file_of(maker)) from error

@@ -35,6 +35,13 @@ def test_flag_beats_environment_beats_config_beats_project_file(
     assert settings.sources["device"] == "default"
 
 
+def test_a_line_is_looked_for_in_the_right_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\ntop = 1\n[tool.hotswap]\ntop = 5\n")
+    settings = resolve({}, folder=tmp_path)
+    assert settings.top == 5
+    assert settings.sources["top"] == f"{tmp_path / 'pyproject.toml'}:4"
+
+
 def test_pyproject_is_read_under_its_own_table_only(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "x"\n[tool.hotswap]\nseq-len = [128, 512]\nbudget = "90s"\n'

@@ -85,6 +85,7 @@ def test_a_file_factory_brings_its_model_and_inputs(folder: Path) -> None:
     workload = load("user_code.py:pair")
     assert type(workload.model).__name__ == "Net"
     assert workload.spec == "user_code.py:pair"
+    assert not workload.model.training
     assert run_call(workload.model, workload.calls[0]).shape == (2, 4)
 
 
