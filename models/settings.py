@@ -26,7 +26,7 @@ DTypeName = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 PREFIX = "HOTSWAP_"
 PROJECT_FILES = ("hotswap.toml", "pyproject.toml")
 # Read by their own modules, not settings of a run.
-_OTHER_VARIABLES = frozenset({"HOTSWAP_CACHE"})
+_OTHER_VARIABLES = frozenset({"HOTSWAP_CACHE", "HOTSWAP_DEBUG"})
 _SHORT_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

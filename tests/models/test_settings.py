@@ -87,9 +87,11 @@ def test_an_unknown_variable_is_said_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOTSWAP_BUGDET", "1m")
+    monkeypatch.setenv("HOTSWAP_DEBUG", "1")
     with caplog.at_level(logging.WARNING):
         resolve({}, folder=tmp_path)
     assert "HOTSWAP_BUGDET is not a setting of hotswap; did you mean 'budget'?" in caplog.text
+    assert "HOTSWAP_DEBUG" not in caplog.text
 
 
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
