@@ -43,7 +43,7 @@ class Patch:
         self._forward: Forward = model.forward
         self._before = {key: model.__dict__[key] for key in _OURS if key in model.__dict__}
         self._off: frozenset[str] = frozenset()
-        self._variants: dict[frozenset[str], tuple[SwapBackend, Forward]] = {}
+        self._entries: dict[frozenset[str], tuple[SwapBackend, Forward]] = {}
         self._dropped = 0
         self._handles = -1
         self._hooks: frozenset[tuple[int, str, int]] = frozenset()
@@ -67,13 +67,13 @@ class Patch:
 
     @property
     def swaps(self) -> tuple[GraphSwap, ...]:
-        """What was done to each graph compiled so far, with everything enabled or not as it now stands."""
+        """What was done to each graph when it was captured."""
         return tuple(self._backend.graphs)
 
     @property
     def compiles(self) -> int:
-        """How many graphs have been compiled, all variants together."""
-        return self._dropped + sum(len(backend.graphs) for backend, _ in self._variants.values())
+        """How many graphs have been captured and compiled."""
+        return self._dropped + sum(len(backend.graphs) for backend, _ in self._entries.values())
 
     def engagement(self) -> tuple[Engagement, ...]:
         """Return, for each kernel of the run, how often it ran and how often the original ops answered instead."""
@@ -90,18 +90,21 @@ class Patch:
             )
 
     def enable(self, fingerprint: str, on: bool) -> None:
-        """Switch one swap on or off. A combination is compiled at its first call and kept: toggling it is free."""
+        """Switch one swap on or off. What a combination needs is made at its first call and kept: toggling is free."""
         known = {w.fingerprint for w in self.winners}
         if fingerprint not in known:
             raise SpecError(f"fingerprint {fingerprint!r}: not in this patch; it has {', '.join(sorted(known))}")
         self._use(self._off - {fingerprint} if on else self._off | {fingerprint})
 
     def _use(self, off: frozenset[str]) -> None:
-        if off not in self._variants:
+        # The eager tail switches inside its graphs; what Inductor has fused has to be compiled for each combination.
+        compiled_for = frozenset[str]() if self.tail == "eager" else off
+        if compiled_for not in self._entries:
             backend = SwapBackend(self.winners, tail=self.tail, sites=self.sites, off=off, hooked=self._hooked)
-            self._variants[off] = (backend, torch.compile(_fresh_entry(self._forward), backend=backend))
+            self._entries[compiled_for] = (backend, torch.compile(_fresh_entry(self._forward), backend=backend))
         self._off = off
-        self._backend, self._active = self._variants[off]
+        self._backend, self._active = self._entries[compiled_for]
+        self._backend.off = off
         self._unseen = "idle" not in self._told
 
     def _follow_hooks(self) -> None:
@@ -120,7 +123,7 @@ class Patch:
         )
         if not hooks <= self._hooks:
             self._dropped = self.compiles
-            self._variants.clear()
+            self._entries.clear()
             self._use(self._off)
         self._hooks = hooks
 

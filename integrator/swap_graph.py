@@ -1,11 +1,11 @@
-"""Replace the regions of a captured graph that have a winner by calls of its op; everything else stays as it is."""
+"""Replace the regions of a captured graph that have a winner by calls of its op; all else stays as it is."""
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -66,40 +66,61 @@ class Sites:
         return iter([site for _, site in self._numbered.values()])
 
 
-def swap_graph(
-    gm: fx.GraphModule,
-    winners: Mapping[str, Winner],
-    sites: Sites,
-    hooked: Collection[int] = (),
-    *,
-    traced: bool = False,
-) -> GraphSwap:
-    """Swap, in place, each region of `gm` whose fingerprint is in `winners`; return what was done and what was not.
+class SwapPlan:
+    """What can be swapped in one captured graph, decided once; the graph is then made with any part of it switched off.
 
-    hooked: ids of modules that have hooks; a region reaching across the border of one keeps its ops.
-    traced: whether a compiler will trace the graph, so that the ops must stand that too.
+    winners: by fingerprint. hooked: ids of modules that have hooks; a region reaching across the border of one keeps
+    its ops. traced: whether a compiler will trace the graph, so that the ops must stand that too.
     """
-    swapped: list[Swapped] = []
-    left: list[LeftAlone] = []
-    regions = find_regions(gm)
-    won = [r for r in regions if r.fingerprint in winners and winners[r.fingerprint].choice != "leave"]
-    # References are cut before anything is replaced: a region's inputs may be another's outputs.
-    references = [region_module(gm, region) for region in won]
-    places = _places(won)
-    results: dict[fx.Node, fx.Node] = {}
-    for region, reference, place in zip(won, references, places, strict=True):
-        winner = winners[region.fingerprint]
-        call = _why_not(region, winner, hooked) or _call(region, reference, winner, sites, traced=traced)
-        if isinstance(call, str):
-            left.append(LeftAlone(winner.task, winner.fingerprint, place, call))
-        else:
-            _replace(gm, region, call, results)
-            call.site.places.add(place)
-            swapped.append(Swapped(winner.task, winner.fingerprint, place))
-    if swapped:
-        gm.graph.lint()
-        gm.recompile()
-    return GraphSwap(tuple(swapped), tuple(left), len(regions))
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        winners: Mapping[str, Winner],
+        sites: Sites,
+        hooked: Collection[int] = (),
+        *,
+        traced: bool = False,
+    ) -> None:
+        regions = find_regions(gm)
+        won = [r for r in regions if r.fingerprint in winners and winners[r.fingerprint].choice != "leave"]
+        self._gm = gm
+        self._regions = len(regions)
+        self._decisions: list[_Decision] = []
+        for region, place in zip(won, _places(won), strict=True):
+            winner = winners[region.fingerprint]
+            call = _why_not(region, winner, hooked) or _call(gm, region, winner, sites, traced=traced)
+            self._decisions.append(_Decision(region, place, winner, call))
+
+    def apply(self, off: Collection[str] = ()) -> GraphSwap:
+        """Swap in the graph itself, but for the fingerprints in `off`; to be called once."""
+        same = {node: node for node in self._gm.graph.nodes}
+        return self._swap(self._gm, same, off)
+
+    def variant(self, off: Collection[str] = ()) -> tuple[fx.GraphModule, GraphSwap]:
+        """Return a swapped copy of the graph, but for the fingerprints in `off`; the graph stays as it was captured."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.output(graph.graph_copy(self._gm.graph, copies))
+        gm = fx.GraphModule(self._gm, graph)
+        return gm, self._swap(gm, copies, off)
+
+    def _swap(self, gm: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], off: Collection[str]) -> GraphSwap:
+        swapped: list[Swapped] = []
+        left: list[LeftAlone] = []
+        results: dict[fx.Node, fx.Node] = {}
+        for decision in self._decisions:
+            winner, call, place = decision.winner, decision.call, decision.place
+            if isinstance(call, str):
+                left.append(LeftAlone(winner.task, winner.fingerprint, place, call))
+            elif winner.fingerprint not in off:
+                _replace(gm.graph, _copied(decision.region, copies), call, results)
+                call.site.places.add(place)
+                swapped.append(Swapped(winner.task, winner.fingerprint, place))
+        if swapped:
+            gm.graph.lint()
+            gm.recompile()
+        return GraphSwap(tuple(swapped), tuple(left), self._regions)
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,21 @@ class _Call:
     target: Callable[..., object]
 
 
+@dataclass(frozen=True)
+class _Decision:
+    """A won region and the call that may stand for it, or why none may."""
+
+    region: Region
+    place: str
+    winner: Winner
+    call: _Call | str
+
+
+def _copied(region: Region, copies: Mapping[fx.Node, fx.Node]) -> Region:
+    nodes, inputs, outputs = (tuple(copies[n] for n in part) for part in (region.nodes, region.inputs, region.outputs))
+    return replace(region, nodes=nodes, inputs=inputs, outputs=outputs)
+
+
 def _why_not(region: Region, winner: Winner, hooked: Collection[int]) -> str | None:
     """Return why the region's ops may not be replaced, whatever the kernel."""
     if winner.choice == "inductor":
@@ -118,10 +154,10 @@ def _why_not(region: Region, winner: Winner, hooked: Collection[int]) -> str | N
     return _hook_between(region, hooked) or _unsafe_between(_span(region))
 
 
-def _call(region: Region, reference: fx.GraphModule, winner: Winner, sites: Sites, *, traced: bool) -> _Call | str:
+def _call(gm: fx.GraphModule, region: Region, winner: Winner, sites: Sites, *, traced: bool) -> _Call | str:
     """Return the call that may stand for `region`, or why none may."""
     try:
-        number, site = sites.site(winner, reference)
+        number, site = sites.site(winner, region_module(gm, region))
     except CandidateRejected as error:
         return str(error)
     op = swap_op(site, len(region.inputs), len(region.outputs))
@@ -169,7 +205,7 @@ def _module_ids(node: fx.Node) -> set[int]:
     return {int(word) for word in words if word.isdigit()}
 
 
-def _replace(gm: fx.GraphModule, region: Region, call: _Call, results: dict[fx.Node, fx.Node]) -> None:
+def _replace(graph: fx.Graph, region: Region, call: _Call, results: dict[fx.Node, fx.Node]) -> None:
     """Put one call where the region's last node stands, and move behind it what uses its outputs earlier.
 
     results: outputs of regions already replaced, each with the node that stands for it now.
@@ -177,10 +213,10 @@ def _replace(gm: fx.GraphModule, region: Region, call: _Call, results: dict[fx.N
     last = region.nodes[-1]
     span = _span(region)
     inputs = [results.get(n, n) for n in region.inputs]
-    with gm.graph.inserting_after(last):
-        node = gm.graph.call_function(call.target, (call.number, *inputs))
+    with graph.inserting_after(last):
+        node = graph.call_function(call.target, (call.number, *inputs))
     node.meta = _meta(last, tuple(example(n) for n in region.outputs))
-    made = _results(gm, region, node)
+    made = _results(graph, region, node)
     tail = made[-1]
     late = set(region.nodes)
     for between in span:
@@ -192,18 +228,18 @@ def _replace(gm: fx.GraphModule, region: Region, call: _Call, results: dict[fx.N
         old.replace_all_uses_with(new)
         results[old] = new
     for old in reversed(region.nodes):
-        gm.graph.erase_node(old)
+        graph.erase_node(old)
 
 
-def _results(gm: fx.GraphModule, region: Region, call: fx.Node) -> list[fx.Node]:
+def _results(graph: fx.Graph, region: Region, call: fx.Node) -> list[fx.Node]:
     """Return the nodes that stand for the region's outputs."""
     if len(region.outputs) == 1:
         call.meta["example_value"] = example(region.outputs[0])
         return [call]
     made: list[fx.Node] = []
     for index, output in enumerate(region.outputs):
-        with gm.graph.inserting_after(made[-1] if made else call):
-            item = gm.graph.call_function(operator.getitem, (call, index))
+        with graph.inserting_after(made[-1] if made else call):
+            item = graph.call_function(operator.getitem, (call, index))
         item.meta = _meta(output, example(output))
         made.append(item)
     return made

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import hotswap
 from hotswap.integrator import backend, winners
 from hotswap.integrator.winners import load_winners, store_folder, stored_winners
 from hotswap.models.errors import RecordError
@@ -101,13 +103,22 @@ def test_the_inductor_tail_keeps_kernels_in_inference_and_gradients_in_training(
     tiny: Tiny, make_winners: MakeWinners, write_run: WriteRun
 ) -> None:
     x = torch.randn(3, 16)
-    run = write_run(make_winners(tiny.forward, x))
-    options = {"run": str(run), "tail": "inductor"}
-    compiled = torch.compile(tiny, backend="hotswap", options=options)
-    before = ran()
+    made = hotswap.patch(tiny, write_run(make_winners(tiny.forward, x)), tail="inductor")
+    (fingerprint,) = (w.fingerprint for w in made.winners)
+
+    def calls() -> int:
+        return sum(e.kernel_calls for e in made.engagement())
+
+    plain = copy.deepcopy(tiny)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x), tiny(x))
-    assert ran() == before + 1
-    parameters = list(tiny.parameters())
-    got = torch.autograd.grad(compiled(x).sum(), parameters)
-    torch.testing.assert_close(got, torch.autograd.grad(tiny(x).sum(), parameters))
+        torch.testing.assert_close(tiny(x), plain(x))
+        assert calls() == 1
+        made.enable(fingerprint, False)
+        torch.testing.assert_close(tiny(x), plain(x))
+        assert calls() == 1
+        made.enable(fingerprint, True)
+        torch.testing.assert_close(tiny(x), plain(x))
+        assert calls() == 2
+    got = torch.autograd.grad(tiny(x).sum(), list(tiny.parameters()))
+    torch.testing.assert_close(got, torch.autograd.grad(plain(x).sum(), list(plain.parameters())))
+    assert calls() == 2

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hotswap.integrator.swap_graph import GraphSwap, Sites, swap_graph
+from hotswap.integrator.swap_graph import GraphSwap, Sites, SwapPlan
 from hotswap.optimizer.winner import Winner
 
 MakeWinners = Callable[..., list[Winner]]
@@ -20,7 +20,7 @@ def swapped(
     sites, done = Sites(), []
 
     def backend(gm: fx.GraphModule, _: object) -> Callable[..., Any]:
-        done.append((swap_graph(gm, {w.fingerprint: w for w in winners}, sites), gm))
+        done.append((SwapPlan(gm, {w.fingerprint: w for w in winners}, sites).apply(), gm))
         return gm.forward
 
     with torch.no_grad():
