@@ -26,7 +26,7 @@ def no_device_events(trace: Trace, device_type: str) -> str | None:
 def launch_bound(call: CallProfile, device_type: str, limits: Limits) -> str | None:
     """Say that the host, not the device, sets the step's time, where it does."""
     if device_type == "cpu":
-        if call.other_us <= 0.5 * call.recorded_us:
+        if call.coverage >= 0.5:
             return None
         return (
             f"call {call.name!r}: {100 * (1 - call.coverage):.0f}% of the step is Python and dispatch, not ops; faster "
@@ -49,12 +49,12 @@ def beside_the_step(name: str, found: Attribution) -> str | None:
     return f"call {name!r}: {found.elsewhere_us:.0f} us of ops ran on other threads beside the step and are in no row"
 
 
-def overlapping(call: CallProfile) -> str | None:
-    """Say that rows add up to more than the step: streams that run at once are counted once each."""
-    total = sum(row.self_us for row in call.rows)
-    if total <= call.recorded_us * 1.001:
+def overlapping(name: str, found: Attribution) -> str | None:
+    """Say that rows add up to more than the device was busy: streams that run at once are counted once each."""
+    total = sum(row.self_us for row in found.rows)
+    if not found.busy_us or total <= found.busy_us * 1.01:
         return None
-    return f"call {call.name!r}: rows add up to {total / call.recorded_us:.2f}x the step: streams overlap"
+    return f"call {name!r}: rows add up to {total / found.busy_us:.2f}x the device's busy time: streams overlap"
 
 
 def limits_too_low(calls: Sequence[CallProfile]) -> str | None:

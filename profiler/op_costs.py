@@ -76,8 +76,15 @@ class OpCosts:
         Where one module ran an op on the same shapes at different cost (other strides or constants) the least is
         returned: a floor must not be above what the op can do. `shapes` may lack list arguments: a trace omits some.
         """
-        here = self._by_module.get((module, op), ())
         wanted = key_shapes(shapes)
+        found = self._find(module, op, wanted)
+        if found is None and op.endswith("_"):
+            # Under a dispatch mode composites take the out-of-place op where they run in place alone.
+            found = self._find(module, op.removesuffix("_"), wanted)
+        return found
+
+    def _find(self, module: str, op: str, wanted: Shapes) -> OpCost | None:
+        here = self._by_module.get((module, op), ())
         same = [c for c in here if key_shapes(c.shapes) == wanted] or self._anywhere.get((op, wanted), [])
         if not same:
             same = [c for c in here if _is_part(wanted, key_shapes(c.shapes))]

@@ -98,8 +98,9 @@ def _record_call(step: Step, limits: Limits, steps: int, kept: Path | None) -> t
     )
     degraded = notes.no_device_events(recording.trace, step.device.type)
     rows = module_rows(step) if degraded else found.rows
-    step_us = statistics.median(samples)
-    busy = min(1.0, found.busy_us / step_us) if step.device.type != "cpu" else 1.0
+    step_us, rows_us = statistics.median(samples), sum(row.self_us for row in rows)
+    on_cpu = step.device.type == "cpu"
+    whole_us = recording.wall_us if on_cpu else max(step_us, rows_us)
     profiled = CallProfile(
         name=step.call.name,
         weight=step.call.weight,
@@ -107,16 +108,17 @@ def _record_call(step: Step, limits: Limits, steps: int, kept: Path | None) -> t
         step_us=step_us,
         step_samples_us=samples,
         recorded_us=recording.wall_us,
-        other_us=max(0.0, recording.wall_us - sum(row.self_us for row in rows)),
-        busy_share=busy,
-        launches=found.launches,
+        other_us=max(0.0, whole_us - rows_us),
+        busy_share=1.0 if on_cpu else min(1.0, found.busy_us / step_us),
+        launches=0 if degraded else found.launches,
         peak_bytes=_peak_bytes(step),
+        whole_us=whole_us,
     )
     remarks = (
         degraded,
         None if degraded else notes.launch_bound(profiled, step.device.type, limits),
         notes.beside_the_step(step.call.name, found),
-        notes.overlapping(profiled),
+        notes.overlapping(step.call.name, found),
     )
     return profiled, said + [remark for remark in remarks if remark]
 
@@ -172,7 +174,8 @@ def _recorded_step(step: Step, modules: ModuleRanges) -> float:
 @contextmanager
 def _window(path: Path, device: torch.device, **options: Any) -> Iterator[None]:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    with torch_profile(activities=activities, **options) as profiler:
+    # acc_events keeps nothing here (one window, no schedule); without it torch 2.11 warns about cycles.
+    with torch_profile(activities=activities, acc_events=True, **options) as profiler:
         yield
     profiler.export_chrome_trace(str(path))
 
@@ -187,11 +190,17 @@ def _costs(step: Step) -> tuple[OpCosts, list[str]]:
 
 
 def _peak_bytes(step: Step) -> int:
-    """Return the most bytes that tensors held at once in one step."""
+    """Return the most bytes that one step held at once, the model's own with it; other tensors do not count."""
+    resident = {t.untyped_storage().data_ptr(): t.nbytes for t in (*step.model.parameters(), *step.model.buffers())}
+    return int(_peak_bytes_on_top(step) + sum(resident.values()))
+
+
+def _peak_bytes_on_top(step: Step) -> int:
     if step.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(step.device)
+        before = torch.cuda.memory_allocated(step.device)
         step.run()
-        return int(torch.cuda.max_memory_allocated(step.device))
+        return int(torch.cuda.max_memory_allocated(step.device) - before)
     with tempfile.TemporaryDirectory(prefix="hotswap-trace-") as folder:
         path = Path(folder) / "memory.json"
         with _window(path, step.device, profile_memory=True), record_function(STEP_RANGE):
@@ -200,8 +209,7 @@ def _peak_bytes(step: Step) -> int:
         for size in read_trace(path).allocations:
             held += size
             most = max(most, held)
-    resident = {t.untyped_storage().data_ptr(): t.nbytes for t in (*step.model.parameters(), *step.model.buffers())}
-    return int(most + sum(resident.values()))
+    return most
 
 
 def _keep(path: Path, kept: Path) -> None:

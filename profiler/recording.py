@@ -67,8 +67,10 @@ class CallProfile(Record):
     """One example call of the workload: its rows, its wall time, and what the rows leave out.
 
     step_us: median wall time of the unprofiled call. recorded_us: the same under the profiler.
-    other_us: `recorded_us` minus the rows' sum, never negative.
-    busy_share: device-busy time as a share of the unprofiled step, for the profiler slows the host only; 1.0 on a CPU.
+    whole_us: what rows and other add up to: the recorded step on a CPU; on a GPU the plain one, for the profiler slows
+    the host and not the kernels (their sum, should they overlap to more). 0 in older files: the recorded step.
+    other_us: the whole minus the rows' sum, never negative.
+    busy_share: device-busy time as a share of the plain step; 1.0 on a CPU.
     launches: what the step put on the device; on a CPU, the ops themselves.
     peak_bytes: the most memory tensors held at once, weights and buffers among them.
     """
@@ -83,11 +85,17 @@ class CallProfile(Record):
     busy_share: float
     launches: int
     peak_bytes: int
+    whole_us: float = 0.0
 
     @property
     def coverage(self) -> float:
-        """Share of the recorded step that the rows account for."""
-        return 1.0 - self.other_us / self.recorded_us if self.recorded_us else 0.0
+        """Share of the whole that the rows account for."""
+        return 1.0 - self.share(self.other_us) if self.whole_us or self.recorded_us else 0.0
+
+    def share(self, us: float) -> float:
+        """Return `us` as a share of what the rows and other add up to."""
+        whole = self.whole_us or self.recorded_us
+        return us / whole if whole else 0.0
 
 
 @dataclass(frozen=True)

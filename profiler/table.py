@@ -35,7 +35,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class Line(Record):
-    """One line of a table: rows that belong together. share, cumulative: of the recorded step, 0 to 1.
+    """One line of a table: rows that belong together. share, cumulative: of the whole step, 0 to 1.
 
     module: the path where all rows have one, else how many modules there are. floor_us: None as soon as one of the rows
     that took time has none, except for overhead around ops (composites, views), whose floor is nothing.
@@ -58,7 +58,7 @@ def lines_of(
 ) -> tuple[Line, ...]:
     """Return the lines of a call's table: groups in the order asked for, then what the limit cut off, then "other".
 
-    All lines together are the recorded step.
+    All lines together are the whole step.
     """
     groups: dict[Hashable, list[Row]] = {}
     for row in call.rows:
@@ -136,7 +136,7 @@ def _line(rows: Sequence[Row], group_by: GroupBy, call: CallProfile) -> Line:
         shapes=_shapes(rows[0]) if group_by in ("shape", "row") else "",
         calls=sum(row.calls for row in rows),
         self_us=self_us,
-        share=_share(self_us, call),
+        share=call.share(self_us),
         cumulative=0.0,
         floor_us=floor_us,
         headroom=self_us / floor_us if floor_us else None,
@@ -152,7 +152,7 @@ def _floor(rows: Sequence[Row]) -> float | None:
 
 
 def _plain_line(name: str, self_us: float, calls: int, call: CallProfile) -> Line:
-    return Line(name, "", "", calls, self_us, _share(self_us, call), 0.0, None, None, "")
+    return Line(name, "", "", calls, self_us, call.share(self_us), 0.0, None, None, "")
 
 
 def _with_cumulative(lines: Sequence[Line]) -> Iterable[Line]:
@@ -160,10 +160,6 @@ def _with_cumulative(lines: Sequence[Line]) -> Iterable[Line]:
     for line in lines:
         total += line.share
         yield Line(**{**line.to_dict(), "cumulative": total})
-
-
-def _share(self_us: float, call: CallProfile) -> float:
-    return self_us / call.recorded_us if call.recorded_us else 0.0
 
 
 def _order(line: Line, sort_by: SortBy) -> tuple[Any, ...]:

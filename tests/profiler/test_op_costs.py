@@ -92,3 +92,8 @@ def test_shapes_that_a_trace_leaves_out_are_found_only_where_one_call_fits() -> 
     one, two = (OpCost(((4, 4), (n,)), ("float32", "int64"), ((4, 1), (1,)), 100, 0, "float32") for n in (2, 3))
     assert OpCosts({("a", "aten::index"): [one]}).find("a", "aten::index", ((4, 4),)) == one
     assert OpCosts({("a", "aten::index"): [one, two]}).find("a", "aten::index", ((4, 4),)) is None
+
+
+def test_an_op_in_place_is_found_as_the_out_of_place_one_that_a_dispatch_mode_sees() -> None:
+    cost = OpCost(((4, 4), (4,)), ("float32",) * 2, ((4, 1), (1,)), 100, 0, "float32")
+    assert OpCosts({("a", "aten::add"): [cost]}).find("a", "aten::add_", ((4, 4), (4,))) == cost

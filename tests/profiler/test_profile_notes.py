@@ -13,6 +13,7 @@ from torch import nn
 from hotswap.models.workload import Call
 from hotswap.profiler import notes
 from hotswap.profiler import record as recorder
+from hotswap.profiler.attribution import Attribution
 from hotswap.profiler.chrome_trace import Trace, parse_trace
 from hotswap.profiler.module_times import module_rows
 from hotswap.profiler.recording import CallProfile, Limits, Row
@@ -53,6 +54,19 @@ def test_rows_faster_than_their_floor_put_the_limits_in_doubt() -> None:
     said = notes.limits_too_low([replace(CALL, rows=(ROW, replace(ROW, self_us=25.0)))])
     assert said is not None
     assert said.startswith("1 of 2 rows")
+
+
+def test_streams_that_overlap_are_said() -> None:
+    assert notes.overlapping("call", Attribution((ROW,), 1, 100.0, 0.0)) is None
+    said = notes.overlapping("call", Attribution((ROW, ROW), 2, 100.0, 0.0))
+    assert said is not None
+    assert "2.00x" in said
+
+
+def test_shares_are_of_the_plain_step_where_the_profiler_slows_only_the_host() -> None:
+    on_device = replace(CALL, whole_us=400.0, other_us=300.0)
+    assert (on_device.share(100.0), on_device.coverage) == (0.25, 0.25)
+    assert CALL.coverage == pytest.approx(0.1)
 
 
 def test_module_times_are_each_modules_own_on_the_clock_given() -> None:
