@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,10 +46,8 @@ def test_a_tiny_model_is_called_launch_bound() -> None:
 
 
 def test_a_profiler_without_device_events_gives_modules_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = recorder.torch_profile
-
-    def on_host_only(activities: object, **options: object) -> object:
-        return real(activities=[torch.profiler.ProfilerActivity.CPU], **options)  # type: ignore[arg-type]
+    def on_host_only(activities: object, **options: Any) -> torch.profiler.profile:
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
     monkeypatch.setattr(recorder, "torch_profile", on_host_only)
     profile = record(workload(8192, 2048))
