@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
+WIDTH_UNKNOWN = 200
 
 
 @cache
 def results() -> Console:
-    """Return the console for what the user asked for."""
+    """Return the console for what the user asked for; where its width is unknown (a pipe, a file), nothing is cut."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=shutil.get_terminal_size(fallback=(WIDTH_UNKNOWN, 24)).columns)
 
 
 @cache
@@ -105,6 +107,8 @@ class Bars:
         passed = now - self._started[what]
         if over:
             left = f"done in {passed:.1f} s"
+        elif done and passed >= 1.0:
+            left = f"{100 * done / total:.0f}%, {passed * (total - done) / done:.0f} s left"
         else:
-            left = f"{100 * done / total:.0f}%" + (f", {passed * (total - done) / done:.0f} s left" if done else "")
+            left = f"{100 * done / total:.0f}%" if done else "begun"
         note(f"{what}: {left}" + (f" ({remark})" if remark else ""))
