@@ -26,10 +26,12 @@ def no_device_events(trace: Trace, device_type: str) -> str | None:
 def launch_bound(call: CallProfile, device_type: str, limits: Limits) -> str | None:
     """Say that the host, not the device, sets the step's time, where it does."""
     if device_type == "cpu":
-        if call.coverage >= 0.5:
+        # Of the plain step: recording adds to what is not ops, so a share of the recorded step would overstate it.
+        outside = 1.0 - sum(row.self_us for row in call.rows) / call.step_us if call.step_us else 0.0
+        if outside < 0.5:
             return None
         return (
-            f"call {call.name!r}: {100 * (1 - call.coverage):.0f}% of the step is Python and dispatch, not ops; faster "
+            f"call {call.name!r}: at least {100 * outside:.0f}% of the step is Python and dispatch, not ops; faster "
             "kernels cannot help there: compile the model or give it a larger batch"
         )
     if not call.rows or call.busy_share >= LAUNCH_BOUND_SHARE:
@@ -39,6 +41,17 @@ def launch_bound(call: CallProfile, device_type: str, limits: Limits) -> str | N
         f"call {call.name!r}: launch-bound: the device is busy {100 * call.busy_share:.0f}% of the step "
         f"({call.launches} launches, {limits.launch_us:.1f} us of host time each at least); faster kernels can win at "
         f"most {most:.2f}x: use CUDA graphs or torch.compile(mode='reduce-overhead') first"
+    )
+
+
+def slowed_by_recording(call: CallProfile, device_type: str) -> str | None:
+    """Say that a CPU step took far longer while recorded, so that "other" holds what is not the model's."""
+    if device_type != "cpu" or call.recorded_us < 2 * call.step_us:
+        return None
+    slower = call.recorded_us / call.step_us
+    return (
+        f"call {call.name!r}: the recorded step took {slower:.1f}x the plain one (a small step, or a busy machine): "
+        '"other" is overstated, shares are understated; profile a larger batch, or when the machine is idle'
     )
 
 

@@ -117,6 +117,7 @@ def _record_call(step: Step, limits: Limits, steps: int, kept: Path | None) -> t
     remarks = (
         degraded,
         None if degraded else notes.launch_bound(profiled, step.device.type, limits),
+        notes.slowed_by_recording(profiled, step.device.type),
         notes.beside_the_step(step.call.name, found),
         notes.overlapping(step.call.name, found),
     )

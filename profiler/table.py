@@ -25,7 +25,7 @@ _FIGURES: tuple[tuple[str, int, Callable[[Line], str]], ...] = (
     ("step", 6, lambda line: f"{100 * line.share:.1f}%"),
     ("cumul.", 6, lambda line: f"{100 * line.cumulative:.1f}%"),
     ("floor us", 9, lambda line: "-" if line.floor_us is None else f"{line.floor_us:,.0f}"),
-    ("headroom", 8, lambda line: "-" if line.headroom is None else f"{line.headroom:.1f}x"),
+    ("headroom", 8, lambda line: "-" if line.headroom is None else f"{line.headroom:.{int(line.headroom < 1000)}f}x"),
     ("bound by", 8, lambda line: line.source),
 )
 # What gives way first on a narrow terminal: headroom tells the floor.

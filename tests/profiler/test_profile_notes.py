@@ -35,7 +35,16 @@ def test_a_cpu_step_that_is_mostly_python_is_told_so(limits: Limits) -> None:
     said = notes.launch_bound(CALL, "cpu", limits)
     assert said is not None
     assert "90% of the step is Python" in said
-    assert notes.launch_bound(replace(CALL, other_us=100.0), "cpu", limits) is None
+    # The recording's own cost is no Python of the model's.
+    assert notes.launch_bound(replace(CALL, step_us=150.0), "cpu", limits) is None
+
+
+def test_a_step_that_recording_slowed_is_told_apart_from_one_that_is_slow() -> None:
+    said = notes.slowed_by_recording(replace(CALL, step_us=250.0), "cpu")
+    assert said is not None
+    assert "4.0x the plain one" in said
+    assert notes.slowed_by_recording(CALL, "cpu") is None
+    assert notes.slowed_by_recording(replace(CALL, step_us=250.0), "cuda") is None
 
 
 def test_no_device_events_of_a_gpu_model_is_a_degraded_profile() -> None:
