@@ -68,7 +68,7 @@ def compare_tokens(name: str, eager: Decoded, swapped: Decoded, wider: Decoded |
     new = slice(eager.prompt, width)
     same = float((eager.tokens[:, new] == swapped.tokens[:, new]).double().mean()) if width > eager.prompt else 1.0
     if not diverged:
-        return Check(name, True, (), None, same, f"{len(eager.logits)} greedy tokens equal in {len(places)} rows")
+        return Check(name, True, (), None, same, f"{len(eager.logits)} greedy tokens equal, rows: {len(places)}")
     stories = [_judge_divergence(row, place, eager, swapped, wider, exact=exact) for row, place in diverged]
     passed = all(forgiven for forgiven, _ in stories)
     return Check(name, passed, (), None, same, "; ".join(story for _, story in stories[:4]))

@@ -330,3 +330,54 @@ def test_a_token_may_differ_only_where_eagers_margin_is_below_its_own_error() ->
     assert not compare_tokens("g", eager, swapped, exact, exact=False).passed
     assert not compare_tokens("g", eager, swapped, near, exact=True).passed
     assert "row 0 diverges at new token 2: 2 became 1" in compare_tokens("g", eager, swapped, near, exact=False).detail
+
+
+@dataclass
+class Generated:
+    sequences: torch.Tensor
+    logits: tuple[torch.Tensor, ...]
+
+
+class Speaker(Reader):
+    """Generates in the way of transformers, as far as verification relies on it."""
+
+    def can_generate(self) -> bool:
+        return True
+
+    def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **_: Any) -> Generated:
+        steps = []
+        for _step in range(max_new_tokens):
+            output: Output = self(input_ids, torch.ones_like(input_ids))
+            steps.append(output.logits[:, -1])
+            input_ids = torch.cat([input_ids, steps[-1].argmax(-1, keepdim=True)], 1)
+        return Generated(input_ids, tuple(steps))
+
+
+def _spoil_later(output: Output) -> Output:
+    """Wrong at lengths that only generation reaches."""
+    return output if output.logits.shape[1] < 10 else Output(-output.logits, output.hidden, None, output.cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_tokens_of_a_generator_are_compared(dtype: torch.dtype) -> None:
+    model = Speaker(dtype)
+    *_, same = verify(model, _swapping(model, lambda output: output), [_call()], derive=False, steps=4)
+    assert (same.name, same.passed, same.top1) == ("read: generate", True, 1.0)
+    forward, tokens = verify(model, _swapping(model, _spoil_later), [_call()], derive=False, steps=4)
+    assert forward.passed
+    assert not tokens.passed
+    assert "diverges at new token 3" in tokens.detail
+    assert model.calls == 0
+
+
+def test_a_patched_generate_that_raises_fails_its_check() -> None:
+    def explode(output: Output) -> Output:
+        if output.logits.shape[1] > 8:
+            raise RuntimeError("bad kernel")
+        return output
+
+    model = Speaker()
+    forward, tokens = verify(model, _swapping(model, explode), [_call()], derive=False, steps=2)
+    assert forward.passed
+    assert not tokens.passed
+    assert "generate raised where eager's did not" in tokens.detail
