@@ -31,7 +31,7 @@ def cost(region: Region, module: fx.GraphModule, limits: Limits) -> Cost:
     once, and a table of which only some rows are gathered counts for no more than the rows that come out.
     """
     moved, matmul = external_bytes(region), matmul_flops(module)
-    floor = max(moved / (limits.copy_gb_s * 1e3), matmul / _flop_per_us(region, limits))
+    floor = max(moved / (limits.copy_rate(moved) * 1e3), matmul / _flop_per_us(region, limits))
     return Cost(moved, matmul or pointwise_flops(region), floor)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
+import time
 import types
 import typing
 from enum import Enum
@@ -54,24 +54,29 @@ class Record:
         if kind != cls.__name__:
             raise RecordError(f"{path}: expected a {cls.__name__}, got {kind or 'another kind of file'}")
         if schema > cls.SCHEMA:
-            raise RecordError(f"{path}: schema {schema} is newer than {cls.SCHEMA}, the newest known here; update hotswap")
+            raise RecordError(
+                f"{path}: schema {schema} is newer than {cls.SCHEMA}, the newest known here; update hotswap"
+            )
         return cls.from_dict(body, str(path))
 
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically, making its folder; raise ResourceExhausted when the disk refuses."""
+    # Not mkstemp: its files are 0600 whatever the umask, and a report is there to be shown to others.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ResourceExhausted(f"{path}: cannot be written ({error.strerror}); free space or choose another --out") from error
+        raise ResourceExhausted(
+            f"{path}: cannot be written ({error.strerror}); free space or choose another --out"
+        ) from error
 
 
 def _plain(value: Any) -> Any:
