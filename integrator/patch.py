@@ -19,10 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..models.errors import SpecError, VerificationFailed
 from .backend import SwapBackend
-from .compile_settings import our_compile
 from .results import Engagement, Tail
 from .swap_graph import GraphSwap, Sites
-from .winners import RunLike, load_winners
+from .winners import RunLike, chosen_tail, load_winners
 
 Forward = Callable[..., Any]
 
@@ -37,7 +36,7 @@ class Patch:
 
     def __init__(self, model: nn.Module, run: RunLike, tail: Tail | None) -> None:
         self.winners = load_winners(run)
-        self.tail: Tail = tail or "eager"
+        self.tail: Tail = tail or chosen_tail(run)
         self.sites = Sites()
         self._model = model
         self._forward: Forward = model.forward
@@ -59,8 +58,7 @@ class Patch:
         """Run the patched forward."""
         if RemovableHandle.next_id != self._handles:
             self._follow_hooks()
-        with our_compile():
-            result = self._active(*args, **kwargs)
+        result = self._active(*args, **kwargs)
         if self._unseen:
             self._look()
         return result
@@ -178,7 +176,8 @@ class Patch:
 def patch(model: nn.Module, run: RunLike, *, tail: Tail | None = None) -> Patch:
     """Put a run's winners into `model`, in place, and return the Patch; `unpatch` undoes it.
 
-    Graphs are compiled at the first call of each kind. tail: what runs the rest of each graph, "eager" unless given.
+    Graphs are compiled at the first call of each kind. tail: what runs the rest of each graph; by default what the run
+    measured as best.
     """
     _check_patchable(model)
     made = Patch(model, run, tail)

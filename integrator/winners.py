@@ -9,6 +9,7 @@ from typing import Protocol
 from ..models.cache import cache_dir
 from ..models.errors import RecordError, SpecError
 from ..optimizer.winner import Winner
+from .results import Report, Tail
 
 
 class HasFolder(Protocol):
@@ -47,6 +48,12 @@ def load_winners(run: RunLike) -> tuple[Winner, ...]:
             )
         seen[winner.fingerprint] = winner.task
     return winners
+
+
+def chosen_tail(run: RunLike) -> Tail:
+    """Return the tail that a finished run measured as best, "eager" where it has not come that far."""
+    report = run_folder(run) / "report.json"
+    return Report.load(report).tail if report.exists() else "eager"
 
 
 def store_folder() -> Path:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import nn
 
 import hotswap
 from hotswap.integrator import backend, winners
-from hotswap.integrator.winners import load_winners, store_folder, stored_winners
+from hotswap.integrator.results import Report
+from hotswap.integrator.winners import chosen_tail, load_winners, store_folder, stored_winners
 from hotswap.models.errors import RecordError
 from hotswap.optimizer.winner import Winner
 
@@ -122,3 +125,20 @@ def test_the_inductor_tail_keeps_kernels_in_inference_and_gradients_in_training(
     got = torch.autograd.grad(tiny(x).sum(), list(tiny.parameters()))
     torch.testing.assert_close(got, torch.autograd.grad(plain(x).sum(), list(plain.parameters())))
     assert calls() == 2
+
+
+def test_a_patch_runs_the_rest_as_the_run_measured_best(
+    tiny: Tiny, make_winners: MakeWinners, write_run: WriteRun
+) -> None:
+    run = write_run(make_winners(tiny.forward, torch.randn(3, 16)))
+    assert chosen_tail(run) == "eager"
+    empty: dict[str, Any] = {
+        field.name: {"str": "", "float": 0.0, "bool": True}.get(str(field.type), ())
+        for field in dataclasses.fields(Report)
+    }
+    nothing: dict[str, Any] = {"seconds_by_stage": {}, "matmul_tflop_s": {}, "environment": {}}
+    missing = dict.fromkeys(("predicted_speedup", "patched"))
+    Report(**{**empty, **nothing, **missing, "tail": "inductor"}).save(run / "report.json")
+    assert hotswap.patch(tiny, run).tail == "inductor"
+    hotswap.unpatch(tiny)
+    assert hotswap.patch(tiny, run, tail="eager").tail == "eager"

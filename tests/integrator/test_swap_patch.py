@@ -392,6 +392,21 @@ def test_sixteen_lengths_compile_a_few_times_and_run_the_kernels_at_each(net: Ne
     assert not reasons(made)
 
 
+def test_a_float_argument_that_changes_at_each_call_does_not_compile_at_each(
+    net: Net, x: torch.Tensor, run: Path
+) -> None:
+    made = hotswap.patch(net, run)
+    plain = copy.deepcopy(net)
+    with torch.no_grad():
+        net(x)
+        ran = calls(made)
+        for step in range(12):
+            same(net(x, scale=1.5 + step), plain(x, scale=1.5 + step))
+    assert made.compiles <= 3
+    # Only the product with the float lost its kernel: Dynamo made it an input.
+    assert calls(made) >= 12 * (ran - 1)
+
+
 def test_dims_marked_dynamic_compile_once(net: Net, run: Path) -> None:
     made = hotswap.patch(net, run)
     with torch.no_grad():
