@@ -41,6 +41,7 @@ class KernelSite:
         self.calls = 0
         self.fallbacks: Counter[str] = Counter()
         self._domain: Domain = winner.domain
+        self._device = winner.domain.device.split(":")[0]
         self._reasons: dict[tuple[Any, ...], str | None] = {}
         self._broken: str | None = None
         weights = [i for i, spec in enumerate(self._domain.inputs) if spec.role == "weight"]
@@ -88,7 +89,7 @@ class KernelSite:
         """Return why the mode the call runs in asks for the original ops, None where it does not."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
             return "an input requires grad"
-        if torch.is_autocast_enabled(inputs[0].device.type):
+        if torch.is_autocast_enabled(self._device):
             return "autocast is on"
         return None
 
