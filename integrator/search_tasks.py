@@ -9,8 +9,10 @@ from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, Task, task_folder
 from ..models.progress import Progress
 from ..models.settings import Settings
+from ..optimizer.candidate import Proposer
 from ..optimizer.judge.judge import Judge
 from ..optimizer.ledger import Ledger
+from ..optimizer.proposers.cpu_attention import CpuAttention
 from ..optimizer.proposers.packed_linear import PackedLinear
 from ..optimizer.proposers.template import Template
 from ..optimizer.search import search
@@ -37,12 +39,14 @@ def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Sett
                 _left_alone(task, reason).save(path)
                 continue
             folder = task_folder(directory.tasks, rank, task)
+            loaded = load_task(folder)
+            proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
             with Judge(folder, seed=None, block_s=_block_s(settings)) as judge:
                 winner = search(
                     folder,
                     ledger=ledger,
                     judge=judge,
-                    proposers=[PackedLinear(), Template(load_task(folder))],
+                    proposers=proposers,
                     seconds=seconds,
                     progress=progress,
                 )
