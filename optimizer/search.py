@@ -59,22 +59,24 @@ def search(
 ) -> Winner:
     """Return how the task in `folder` ends: our kernel, Inductor's code, or eager left alone, with a one-line reason.
 
-    Stops at the floor, after `seconds` (one verdict may overrun), or when no proposer has anything new.
+    Stops at the floor, after `seconds` (baseline included; one verdict may overrun), or when nobody has anything new.
     """
-    hunt = Hunt(Task.load(folder / "task.json"), folder, ledger, judge)
     started = time.monotonic()
+    task = Task.load(folder / "task.json")
+    progress(task.name, 0.0, seconds, "the baseline: eager and Inductor's code")
+    hunt = Hunt(task, folder, ledger, judge)
     waiting = deque(proposers)
     while waiting and not hunt.at_floor():
         passed = time.monotonic() - started
         if passed >= seconds:
             break
-        progress(hunt.task.name, passed, seconds, hunt.standing())
         proposer = waiting.popleft()
+        progress(task.name, passed, seconds, f"{hunt.standing()}, next {proposer.name}")
         candidate = hunt.fresh(proposer)
         if candidate is not None:
             waiting.append(proposer)
             hunt.attempt(candidate)
-    progress(hunt.task.name, seconds, seconds, hunt.standing())
+    progress(task.name, seconds, seconds, hunt.standing())
     return hunt.winner([f"{p.name}: {p.reason}" for p in proposers if isinstance(p, Explaining) and p.reason])
 
 
