@@ -52,6 +52,11 @@ class KernelSite:
         """How often packed weights were found changed and packed again."""
         return self._packed.repacked if self._packed is not None else 0
 
+    def drop_packed(self) -> None:
+        """Let packed weights go, as large as weights as they are; a later call packs anew."""
+        if self._packed is not None:
+            self._packed.clear()
+
     def engagement(self) -> Engagement:
         """Return what this site has done so far."""
         return Engagement(self.winner.task, len(self.places), self.calls, self.fallbacks.total(), dict(self.fallbacks))

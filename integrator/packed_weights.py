@@ -77,6 +77,10 @@ class PackedWeights:
         """Drop an entry whose weights are gone: ids are used again, and packings are as large as weights."""
         self._entries.pop(key, None)
 
+    def clear(self) -> None:
+        """Forget all packings; they are made anew when asked for."""
+        self._entries.clear()
+
     def __len__(self) -> int:
         return len(self._entries)
 

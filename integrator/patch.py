@@ -6,15 +6,17 @@ touched. A pickle or deepcopy of a patched model is the unpatched model.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..models.errors import SpecError, VerificationFailed
@@ -98,8 +100,11 @@ class Patch:
         # The eager tail switches inside its graphs; what Inductor has fused has to be compiled for each combination.
         compiled_for = frozenset[str]() if self.tail == "eager" else off
         if compiled_for not in self._entries:
-            backend = SwapBackend(self.winners, tail=self.tail, sites=self.sites, off=off, hooked=self._hooked)
-            self._entries[compiled_for] = (backend, torch.compile(_fresh_entry(self._forward), backend=backend))
+            backend = SwapBackend(self.winners, tail=self.tail, sites=self.sites, off=off, hooked=_asked_weakly(self))
+            self._entries[compiled_for] = (
+                backend,
+                torch.compile(_fresh_entry(self._forward), backend=_weakly(backend)),
+            )
         self._off = off
         self._backend, self._active = self._entries[compiled_for]
         self._backend.off = off
@@ -193,6 +198,9 @@ def unpatch(model: nn.Module) -> None:
             f"{type(model).__name__}: not patched, nothing to take out; expected a model given to hotswap.patch"
         )
     found._remove()
+    # Compiled graphs live until Dynamo lets them go; what they packed need not.
+    for site in found.sites:
+        site.drop_packed()
 
 
 def patch_of(model: nn.Module) -> Patch | None:
@@ -232,16 +240,49 @@ def _check_patchable(model: nn.Module) -> None:
 
 
 def _fresh_entry(forward: Forward) -> Forward:
-    """Return a function that calls `forward` and has a code object of its own.
+    """Return a function that calls `forward` and has a code object and globals of its own.
 
     Dynamo keeps its compiled frames, and counts them against its recompile limit, by code object: that of a class's
-    forward is shared by all instances, and patching eight of them would silently end in eager.
+    forward is shared by all instances, and patching eight of them would silently end in eager. What it compiled it
+    keeps in the globals, which must be able to go.
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    return types.FunctionType(entry.__code__.replace(), entry.__globals__, "forward", None, entry.__closure__)
+    return types.FunctionType(
+        entry.__code__.replace(), {"__name__": __name__, "__builtins__": builtins}, "forward", None, entry.__closure__
+    )
+
+
+def _asked_weakly(made: Patch) -> Callable[[], frozenset[int]]:
+    """Return what tells a backend the hooked modules without keeping the patch alive.
+
+    Compiled code hangs on a code object, where Python's collector does not see it: a way back from there would be a leak.
+    """
+    known = weakref.WeakMethod(made._hooked)
+
+    def hooked() -> frozenset[int]:
+        ask = known()
+        return ask() if ask is not None else frozenset()
+
+    return hooked
+
+
+def _weakly(backend: SwapBackend) -> Callable[[fx.GraphModule, list[Any]], Forward]:
+    """Return a backend that does not keep `backend` alive.
+
+    Dynamo holds every backend it has seen until it is reset, and ours knows the model and its packed weights.
+    """
+    known = weakref.ref(backend)
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Forward:
+        found = known()
+        if found is None:
+            raise RuntimeError("hotswap: a patched forward outlived its patch; take it from the model again")
+        return found(gm, example_inputs)
+
+    return compile_graph
 
 
 def _instance_forward(made: Patch) -> Forward:

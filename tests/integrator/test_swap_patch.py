@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import io
 import pickle
 import shutil
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -530,6 +532,18 @@ def test_a_patched_model_works_in_inference_mode(net: Net, x: torch.Tensor, run:
         want: Any = copy.deepcopy(net)(x)
         same(net(x), want)
     assert calls(made)
+
+
+def test_an_unpatched_model_and_its_patch_can_be_freed(x: torch.Tensor, run: Path) -> None:
+    net = Net().eval()
+    made = hotswap.patch(net, run)
+    with torch.no_grad():
+        net(x)
+    hotswap.unpatch(net)
+    gone = weakref.ref(net), weakref.ref(made)
+    del net, made
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 NATIVE = '''
