@@ -258,7 +258,7 @@ def _fresh_entry(forward: Forward) -> Forward:
 def _asked_weakly(made: Patch) -> Callable[[], frozenset[int]]:
     """Return what tells a backend the hooked modules without keeping the patch alive.
 
-    Compiled code hangs on a code object, where Python's collector does not see it: a way back from there would be a leak.
+    Compiled code hangs on a code object, where Python's collector does not see it: a way back from there is a leak.
     """
     known = weakref.WeakMethod(made._hooked)
 
