@@ -117,7 +117,8 @@ def is_weight(node: fx.Node) -> bool:
 
 def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[torch._ops.OpOverload, ...] | None:
     """Return the ATen ops that `node` dispatches, in order; None where it cannot be run on its example values."""
-    if node.op == "call_module" or any(example(n) is None for n in node.all_input_nodes):
+    # An impure node must not be run to be looked at: entering autocast, say, would leave it on.
+    if node.op == "call_module" or node.is_impure() or any(example(n) is None for n in node.all_input_nodes):
         return None
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), example)
     fake_mode = _fake_mode(node)

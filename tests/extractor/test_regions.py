@@ -151,3 +151,12 @@ def test_a_weight_and_an_activation_of_one_shape_are_told_apart() -> None:
 def test_fused_attention_is_an_anchor_though_the_flop_registry_does_not_know_its_cpu_op() -> None:
     gm = graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), torch.randn(1, 2, 8, 16))
     assert NodeKind.ANCHOR in node_kinds(gm).values()
+
+
+def test_looking_at_a_graph_that_enters_autocast_leaves_autocast_off() -> None:
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.linear(x, w).tanh()
+
+    find_regions(graph_of(run, torch.randn(4, 8), torch.randn(8, 8)))
+    assert not torch.is_autocast_enabled("cpu")
