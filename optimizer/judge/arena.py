@@ -136,3 +136,8 @@ def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> t
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
+
+
+def with_weights(tensors: Sequence[Tensor], donor: Sequence[Tensor], is_weight: Sequence[bool]) -> list[Tensor]:
+    """Return `tensors` with the weights of `donor`."""
+    return [d if w else t for t, d, w in zip(tensors, donor, is_weight, strict=True)]

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from ...extractor.load_task import LoadedTask, load_task
+from ...extractor.task import TensorSpec
 from ...models.errors import InputError
 from . import arena
 from .oracle import Oracle
-from .shapes import Variant, neighbours, recorded
+from .shapes import Variant, ground, neighbours, recorded, shrunk
 from .target import Target, misfit, targets
 from .values import FAMILIES, continuous, draw
 
 logger = logging.getLogger(__name__)
 
-# Elements of one input set beyond which the extra-large neighbour and the value families are not tried at that shape.
-_LARGE = 1 << 22
+# Elements of one input set up to which value families are tried at the recorded shape; beyond, sizes shrink.
+_LARGE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Bank:
         self.task = self.loaded.task
         self.generator = torch.Generator().manual_seed(seed)
         self.refused: list[str] = []
+        self._weights: dict[object, Tensor] = {}
         self._oracles: dict[tuple[object, ...], Oracle] = {}
         cases = recorded(self.task)
         self.captured = [self._captured(i) for i in range(len(cases))]
@@ -58,12 +60,11 @@ class Bank:
             raise InputError(
                 f"{folder}: task refused: its reference raises on its own recorded inputs ({self.refused[0]})"
             )
-        near = [self._drawn(v.name, v, "random") for v in neighbours(self.task)]
+        self._small = ground(self.task, self._accepts)
+        near = [self._drawn(v.name, v, "random") for v in neighbours(self.task, self._small)]
         self.neighbours: list[Sample] = [s for s in near if s is not None]
-        self.families = self._families(cases)
-        self.fresh = [
-            s for s in (self._drawn(f"{cases[0].name}, fresh {i}", cases[0], "random") for i in range(3)) if s
-        ]
+        self.families = self._families()
+        self.fresh = self._fresh(cases[0])
         self._refuse_trivial(folder)
 
     @property
@@ -81,11 +82,18 @@ class Bank:
 
     def targets(self, variant: Variant, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
         """Return what must come out for these inputs; the graph is traced once for each set of shapes and layouts."""
-        key = tuple((s.shape, s.stride, s.dtype) for s in variant.specs)
+        key = _shape_key(variant)
         if key not in self._oracles:
             self._oracles[key] = Oracle(self.loaded.reference, inputs)
         with torch.no_grad():
             return targets(self.loaded.reference, self._oracles[key], inputs, self.generator)
+
+    def timed_targets(self, sample: Sample, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
+        """Return what must come out for other values at a sample's shape, by the sample's relative bounds: cheaper."""
+        exacts = self._oracles[_shape_key(sample.variant)](inputs)
+        if any(t.exact is None for t in sample.targets):
+            return self.targets(sample.variant, inputs)
+        return tuple(t.at(exact) for t, exact in zip(sample.targets, exacts, strict=True))
 
     def draw(self, variant: Variant, family: str) -> list[Tensor]:
         return draw(variant.specs, self.captured[0], family, self.generator)
@@ -98,20 +106,33 @@ class Bank:
     def _captured(self, case: int) -> list[Tensor] | None:
         return self.loaded.inputs(case) if all(s.storage for s in self.task.cases[case].inputs) else None
 
-    def _families(self, cases: Sequence[Variant]) -> list[Sample]:
+    def _families(self) -> list[Sample]:
         """Values that break sloppy kernels, at the smallest recorded shape, or a smaller one where that is large."""
-        place = min(cases, key=_elements)
-        if _elements(place) > _LARGE:
-            place = next((s.variant for s in self.neighbours if _elements(s.variant) <= _LARGE), place)
+        place = shrunk(self.task, self._small, _LARGE)
         floating = any(self.continuous(i) for i in range(len(self.task.inputs)))
         names = list(FAMILIES) if floating else ["random"]
-        made = [self._drawn(f"{family}", place, family) for family in names]
+        made = [self._drawn(family, place, family) for family in names]
         return [s for s in made if s is not None]
 
+    def _fresh(self, variant: Variant) -> list[Sample]:
+        """Return three samples at a recorded shape: the second has the first's weights, the third neither."""
+        one, other = self.draw(variant, "random"), self.draw(variant, "random")
+        mixed = arena.with_weights(other, one, [s.role == "weight" for s in variant.specs])
+        made = [self._sample(f"{variant.name}, fresh", variant, inputs) for inputs in (one, mixed, other)]
+        return [s for s in made if s is not None]
+
+    def _accepts(self, specs: tuple[TensorSpec, ...]) -> bool:
+        try:
+            with torch.no_grad():
+                self.loaded.reference(*draw(specs, self.captured[0], "random", self.generator, self._weights))
+        except Exception:  # the reference is the user's code: sizes that mean nothing to it raise anything
+            return False
+        return True
+
     def _drawn(self, name: str, variant: Variant, family: str) -> Sample | None:
-        if variant.name.startswith("sizes") and _elements(variant) > 4 * _LARGE:
-            return None
-        return self._sample(name, variant, self.draw(variant, family))
+        """Return a sample of fresh activations. Weights are drawn once: a large table would cost too much."""
+        inputs = draw(variant.specs, self.captured[0], family, self.generator, self._weights)
+        return self._sample(name, variant, inputs)
 
     def _sample(self, name: str, variant: Variant, inputs: Sequence[Tensor]) -> Sample | None:
         """Return the sample, None (and a line in `refused`) where the reference itself does not take these inputs."""
@@ -154,7 +175,11 @@ def _zeros(sample: Sample, _: Sample) -> list[Tensor] | None:
 
 def _mean(sample: Sample, _: Sample) -> list[Tensor] | None:
     outs = [t.reference for t in sample.targets]
-    return [torch.full_like(o, o.double().mean().item()) if o.is_floating_point() and o.numel() else o for o in outs]
+    return [torch.full_like(o, o.double().mean().item()) if o.is_floating_point() else _middle(o) for o in outs]
+
+
+def _middle(out: Tensor) -> Tensor:
+    return torch.full_like(out, out.flatten().to(torch.int64).median().item()) if out.numel() else out
 
 
 def _previous(sample: Sample, other: Sample) -> list[Tensor] | None:
@@ -178,5 +203,5 @@ _TRIVIAL: dict[str, Trivial] = {
 }  # fmt: skip
 
 
-def _elements(variant: Variant) -> int:
-    return sum(arena.span(s.shape, s.stride) for s in variant.specs)
+def _shape_key(variant: Variant) -> tuple[object, ...]:
+    return tuple((s.shape, s.stride, s.dtype) for s in variant.specs)

@@ -37,6 +37,7 @@ class Pool:
 
     sample: Sample
     weight: float
+    layout: arena.Layout
     memory: arena.Arena
     stride: int
     fixed: tuple[bool, ...]
@@ -55,28 +56,28 @@ class Pool:
 
 def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Pool:
     """Return the pool of one recorded case: as many sets as fit, at least six, at most 384."""
-    roles = [s.role for s in sample.variant.specs]
-    rows = [row[0] for row in sample.layout["tensors"]]
-    storages = sample.layout["storages"]
-    fixed = tuple(
-        all(r == "weight" for r, row in zip(roles, rows, strict=True) if row == n) for n in range(len(storages))
-    )
-    scaled = tuple(_scaled(bank, sample, rows, n) if not fixed[n] else None for n in range(len(storages)))
+    is_weight = [s.role == "weight" for s in sample.variant.specs]
+
+    def source() -> list[Tensor]:
+        return arena.with_weights(bank.draw(sample.variant, "random"), sample.inputs, is_weight)
+
+    first = source()
+    layout, in_bytes = arena.plan(first)
+    rows = [row[0] for row in layout["tensors"]]
+    storages = layout["storages"]
+    fixed = tuple(all(w for w, r in zip(is_weight, rows, strict=True) if r == n) for n in range(len(storages)))
+    scaled = tuple(None if f else _scaled(bank, sample, rows, n) for n, f in enumerate(fixed))
     moving = sum(n for (_, n), f in zip(storages, fixed, strict=True) if not f)
     outputs = sum(t.reference.numel() * t.reference.element_size() for t in sample.targets)
     sets = max(6, min(384, most_bytes // max(moving + outputs, 1)) // 3 * 3)
     # Contents come from few sources times a random factor; without anything to scale, from as many as are used.
     count = 4 if any(scaled) else max(4, min(sets, (16 << 20) // max(moving, 1)))
-    stride = -(-sample.in_bytes // 4096) * 4096
+    stride = -(-in_bytes // 4096) * 4096
     memory = arena.Arena.new(stride * count, sealed=True)
-    sources = []
-    for number in range(count):
-        fresh = bank.draw(sample.variant, "random")
-        tensors = [f if r != "weight" else t for f, t, r in zip(fresh, sample.inputs, roles, strict=True)]
-        layout, _ = arena.plan(tensors, number * stride)
-        arena.write(memory, layout, tensors)
-        sources.append(tensors)
-    return Pool(sample, weight, memory, stride, fixed, scaled, tuple(sources), sets)
+    sources = [first, *(source() for _ in range(count - 1))]
+    for number, tensors in enumerate(sources):
+        arena.write(memory, arena.plan(tensors, number * stride)[0], tensors)
+    return Pool(sample, weight, layout, memory, stride, fixed, scaled, tuple(sources), sets)
 
 
 def _scaled(bank: Bank, sample: Sample, rows: Sequence[int], storage: int) -> str | None:
@@ -96,18 +97,19 @@ class Lane:
     samples: list[float] = field(default_factory=list)
     contents: list[tuple[int, float]] = field(default_factory=list)
     table: arena.Arena | None = None
+    checked: int = 0
 
     def enter(self, pool: Pool) -> None:
         """Have the worker make room for a pool, and run it once untimed."""
         entries = pool.sets * len(pool.sample.targets) * 8
         self.table = arena.Arena.new(entries)
-        layout = pool.sample.layout
+        layout = pool.layout
         self.worker.ask(
             "pool", seconds=60.0, fds=(pool.memory.fd, self.table.fd), bytes=pool.memory.nbytes, table_bytes=entries,
             storages=layout["storages"], tensors=layout["tensors"], fixed=pool.fixed, scaled=pool.scaled,
             sets=pool.sets, stride=pool.stride, outputs=len(pool.sample.targets),
         )  # fmt: skip
-        self.samples = []
+        self.samples, self.checked = [], 0
         self.fill(pool, random.Random(0))
         self.sprint(0, pool.sets)
 
@@ -142,7 +144,8 @@ def block(
         time.sleep(_SETTLE_S)  # threads that prepared this may still spin
         short = lane.sprint(0, third)
         long = lane.sprint(third, 2 * third)
-        if lane.strides is not None and (not slopes or source.random() < _CHECK_SHARE):
+        if lane.strides is not None and source.random() < (_CHECK_SHARE if lane.checked else 1.0):
+            lane.checked += 1
             check(lane, third, 2 * third)
         slopes.append((long - short) / third)
         spent += short + long
@@ -181,7 +184,7 @@ def _checker(bank: Bank, pool: Pool, source: random.Random) -> Callable[[Lane, i
         finally:
             lane.worker.go_on()
         inputs = contents(pool, *lane.contents[first + entry])
-        problem = misfit(got, bank.targets(pool.sample.variant, inputs))
+        problem = misfit(got, bank.timed_targets(pool.sample, inputs))
         if problem:
             raise TimedOutputError(f"an output of a timed call is {problem}")
 
@@ -197,7 +200,7 @@ def contents(pool: Pool, which: int, by: float) -> list[Tensor]:
     """Return the inputs a worker made of source set `which` and factor `by`, bit for bit."""
     made: dict[int, Tensor] = {}
     tensors = []
-    for tensor, row in zip(pool.sources[which], pool.sample.layout["tensors"], strict=True):
+    for tensor, row in zip(pool.sources[which], pool.layout["tensors"], strict=True):
         if row[0] not in made:
             raw = arena.storage_bytes(tensor)
             room = raw.clone()
@@ -230,6 +233,6 @@ def weighted_speedup(races: Sequence[Race], subject: str) -> tuple[str, Interval
 
 def cache_state(pool: Pool, cache_bytes: int) -> str:
     """Say in which caches the inputs of a timed call can still be."""
-    size = pool.sets * sum(n for (_, n), f in zip(pool.sample.layout["storages"], pool.fixed, strict=True) if not f)
+    size = pool.sets * sum(n for (_, n), f in zip(pool.layout["storages"], pool.fixed, strict=True) if not f)
     state = "cold" if cache_bytes and size >= 2 * cache_bytes else "warm in the last-level cache at most"
     return f"{state}: {pool.sets} input sets of together {size >> 20} MiB, last-level cache {cache_bytes >> 20} MiB"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...extractor.task import Task, TensorSpec
 from .arena import dense_strides, span
+
+_LAYOUTS = ("strided", "offset", "transposed")
 
 
 @dataclass(frozen=True)
@@ -24,38 +26,64 @@ def recorded(task: Task) -> list[Variant]:
     return [Variant(c.name, c.inputs, _sizes(task, c.inputs), "recorded") for c in task.cases]
 
 
-def neighbours(task: Task) -> list[Variant]:
-    """Return variants of the smallest recorded case: one size symbol changed, then all, then layouts."""
-    base = min(task.cases, key=lambda c: sum(span(s.shape, s.stride) for s in c.inputs)).inputs
-    now = _sizes(task, base)
-    tried = {now}
+def ground(task: Task, accepts: Callable[[tuple[TensorSpec, ...]], bool]) -> tuple[int, ...]:
+    """Return sizes of the symbols of the smallest recorded case, each as small as the reference takes it.
+
+    Neighbours stand on these: sizes vary independently, and many variants must cost little.
+    """
+    base = _smallest(task)
+    sizes = _sizes(task, base)
+    for number, size in enumerate(sizes):
+        trial = (*sizes[:number], min(size, 3 + 2 * number), *sizes[number + 1 :])
+        if trial != sizes and accepts(_resize(task, base, trial)):
+            sizes = trial
+    return sizes
+
+
+def neighbours(task: Task, small: tuple[int, ...]) -> list[Variant]:
+    """Return variants of the smallest recorded case: one size symbol changed at a time, then other layouts, then empty.
+
+    small: the sizes of the symbols that a variant is not about.
+    """
+    base = _smallest(task)
+    tried: set[tuple[int, ...]] = set()
     found: list[Variant] = []
-    for number, size in enumerate(now):
-        for other in (1, size - 1, size + 1, 7, 67):
-            sizes = (*now[:number], other, *now[number + 1 :])
+    for number, size in enumerate(_sizes(task, base)):
+        for other in (1, size - 1, size, size + 1, 7, 67):
+            sizes = (*small[:number], other, *small[number + 1 :])
             if other >= 1 and sizes not in tried:
                 tried.add(sizes)
-                found.append(_resized(task, base, sizes))
-    together = tuple(3 if i == 0 else 13 + 4 * i for i in range(len(now)))
-    if len(now) > 1 and together not in tried:
-        found.append(_resized(task, base, together))
-    small = tuple(min(s, 5 + 2 * i) for i, s in enumerate(now))
+                found.append(Variant(f"sizes {list(sizes)}", _resize(task, base, sizes), sizes, "recorded"))
     specs = _resize(task, base, small)
-    found += [
-        Variant(f"{name} inputs", _relaid(specs, name), small, name) for name in ("strided", "offset", "transposed")
-    ]
-    empty = tuple(0 if i == 0 else s for i, s in enumerate(small))
-    if now:
+    found += [Variant(f"{name} inputs", _relaid(specs, name), small, name) for name in _LAYOUTS]
+    if small:
+        empty = (0, *small[1:])
         found.append(Variant("empty", _resize(task, base, empty), empty, "recorded"))
     return found
 
 
+def shrunk(task: Task, small: tuple[int, ...], most: int) -> Variant:
+    """Return the smallest recorded case, leading symbols made small until it has at most `most` elements."""
+    base = _smallest(task)
+    sizes = _sizes(task, base)
+    for number in range(len(sizes)):
+        if elements(_resize(task, base, sizes)) <= most:
+            break
+        sizes = (*small[: number + 1], *sizes[number + 1 :])
+    return Variant(f"sizes {list(sizes)}", _resize(task, base, sizes), sizes, "recorded")
+
+
+def elements(specs: Sequence[TensorSpec]) -> int:
+    """Return how many elements the inputs hold, gaps included."""
+    return sum(span(s.shape, s.stride) for s in specs)
+
+
+def _smallest(task: Task) -> tuple[TensorSpec, ...]:
+    return min((c.inputs for c in task.cases), key=elements)
+
+
 def _sizes(task: Task, specs: Sequence[TensorSpec]) -> tuple[int, ...]:
     return tuple(specs[places[0][0]].shape[places[0][1]] for places in task.size_symbols)
-
-
-def _resized(task: Task, base: Sequence[TensorSpec], sizes: tuple[int, ...]) -> Variant:
-    return Variant(f"sizes {list(sizes)}", _resize(task, base, sizes), sizes, "recorded")
 
 
 def _resize(task: Task, specs: Sequence[TensorSpec], sizes: Sequence[int]) -> tuple[TensorSpec, ...]:

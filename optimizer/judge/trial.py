@@ -17,7 +17,7 @@ POISON = 1
 """malloc then fills with 0xFE: a huge negative number in every floating dtype (nan in fp16)."""
 
 
-class Rejected(Exception):  # noqa: N818 (the word of the verdict; it never leaves the judge)
+class Rejected(Exception):
     """The candidate is not accepted; the message is the verdict's reason."""
 
 

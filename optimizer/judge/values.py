@@ -18,24 +18,32 @@ _HUGE = 1e30
 
 
 def draw(
-    specs: Sequence[TensorSpec], captured: Sequence[Tensor] | None, family: str, generator: torch.Generator
+    specs: Sequence[TensorSpec],
+    captured: Sequence[Tensor] | None,
+    family: str,
+    generator: torch.Generator,
+    known: dict[object, Tensor] | None = None,
 ) -> list[Tensor]:
     """Return fresh inputs of these specs whose floating activations come from `family`; weights are always random.
 
     captured: the recorded tensors, for values that only a few numbers are ever taken from (masks); None where not kept.
+    known: weights drawn before, taken again where they fit; None draws all anew.
     """
     made: list[Tensor] = []
     for number, spec in enumerate(specs):
-        dtype = DTYPES[spec.dtype]
+        key = (number, spec.shape, spec.stride, spec.offset)
+        if known is not None and spec.role == "weight" and key in known:
+            made.append(known[key])
+            continue
         if spec.alias_of is not None:
             base = storage_bytes(made[spec.alias_of])
         else:
-            length = max(
-                spec.offset + span(spec.shape, spec.stride), *(_reach(s) for s in specs if s.alias_of == number), 1
-            )
+            length = max(1, _reach(spec), *(_reach(s) for s in specs if s.alias_of == number))
             before = captured[number] if captured else None
-            base = _values(spec, before, family, length, generator).to(dtype).view(torch.uint8)
+            base = _values(spec, before, family, length, generator).to(DTYPES[spec.dtype]).view(torch.uint8)
         made.append(as_laid_out(base, spec.dtype, spec.shape, spec.stride, spec.offset))
+        if known is not None and spec.role == "weight":
+            known[key] = made[-1]
     return made
 
 
@@ -69,9 +77,8 @@ def _values(spec: TensorSpec, captured: Tensor | None, family: str, length: int,
     if spec.role == "weight":
         mean, std = spec.mean or 0.0, spec.std or 0.0
         # Weights still at their initial ones and zeros would hide a kernel that leaves them out.
-        return mean + torch.randn(length, generator=generator, dtype=torch.float64) * (
-            std if std > 1e-3 * abs(mean) else 0.2 * (abs(mean) or 1.0)
-        )
+        spread = std if std > 1e-3 * abs(mean) else 0.2 * (abs(mean) or 1.0)
+        return torch.randn(length, generator=generator).mul_(spread).add_(mean)
     values = FAMILIES[family](spec, length, generator)
     if (spec.low or 0.0) >= 0 and spec.high is not None and spec.high > 0:
         values = values.abs()  # never seen negative: a root or a logarithm may follow
