@@ -35,6 +35,7 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "models/trial.py:run_call",
         "models/user_code.py:from_file",
         "models/user_code.py:from_module",
+        "optimizer/judge/bank.py:_accepts",
         "optimizer/judge/bank.py:_sample",
         "profiler/record.py:_costs",
         "profiler/record.py:_record_steps",
