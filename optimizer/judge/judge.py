@@ -63,10 +63,15 @@ class Judge:
         self._source = random.Random(self._seed)
         self._block_s, self._rounds = block_s, max(rounds, 2)
         self._patience = patience or Patience()
-        self.bank = Bank(self.folder, self._seed)
         self._environment = environment()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        # The workers' parent imports torch while the bank is filled.
         self._hall = Hall(threads=threads or torch.get_num_threads(), hidden=_hidden(self.folder), memory_bytes=memory)
+        try:
+            self.bank = Bank(self.folder, self._seed)
+        except BaseException:
+            self._hall.close()
+            raise
         self._rivals = Rivals(self._hall, self.bank, self.folder, compiled=inductor, cache=cache_dir() / "rivals")
         self._pools: list[Pool] = []
         self._pool_bytes = pool_bytes
@@ -167,7 +172,7 @@ class Judge:
 
     def _pools_now(self) -> list[Pool]:
         if not self._pools:
-            weights = [c.weight * max(c.calls, 1) for c in self.task.cases]
+            weights = [c.weight for c in self.task.cases]
             self._pools = [
                 make_pool(self.bank, s, w, self._pool_bytes) for s, w in zip(self.bank.recorded, weights, strict=True)
             ]

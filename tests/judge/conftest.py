@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,16 @@ def rmsnorm(folder: Path, dtype: torch.dtype, rows: int = 24, width: int = 64) -
     weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
     symbols: Symbols = (((0, 0),), ((0, 1), (1, 0)))
     return write_task(folder, RMSNORM, [{"x": x, "weight": weight}], weights=["weight"], symbols=symbols)
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Callable[..., Path]:
+    """Write a task folder of this test's own."""
+
+    def make(reference: str, *cases: dict[str, torch.Tensor], **facts: Any) -> Path:
+        return write_task(tmp_path / "task", reference, cases, **facts)
+
+    return make
 
 
 @pytest.fixture(scope="session")
