@@ -80,11 +80,11 @@ extern "C" {
 // Ask the kernel for the tile registers; 0 when they may be used.
 int64_t attention_ready() { return syscall(SYS_arch_prctl, 0x1023, 18); }
 
-// sizes: batch, heads, queries, keys, depth, value depth. Strides in elements: q, k, v (batch, head, row, column) and
-// mask (batch, head, query, key). mask_kind: 0 none, 1 bool, 2 bf16, 3 fp32; 4 causal. out: [batch, queries, heads, value depth].
+// size: batch, heads, queries, keys, depth, value depth. Strides in elements: q, k, v and mask (batch, head, row, column),
+// out (batch, head, row; columns are dense). mask_kind: 0 none, 1 bool, 2 bf16, 3 fp32, 4 causal.
 void attention(const uint16_t* q, const uint16_t* k, const uint16_t* v, const void* mask, uint16_t* out,
                const int64_t* size, const int64_t* qs, const int64_t* ks, const int64_t* vs, const int64_t* ms,
-               int64_t mask_kind, float scale) {
+               const int64_t* os, int64_t mask_kind, float scale) {
     const int64_t batch = size[0], heads = size[1], queries = size[2], keys = size[3], depth = size[4], wide = size[5];
     const int64_t key_blocks = (keys + 31) / 32 * 2, depth_tiles = (depth + kDepth - 1) / kDepth;
     const int64_t wide_tiles = (wide + 15) / 16, padded = key_blocks * 16;
@@ -182,7 +182,7 @@ void attention(const uint16_t* q, const uint16_t* k, const uint16_t* v, const vo
                     _tile_stored(0, result + d * 256, 64);
                 }
                 for (int64_t r = 0; r < rows; ++r) {
-                    uint16_t* line = out + ((b * queries + row + r) * heads + h) * wide;
+                    uint16_t* line = out + b * os[0] + h * os[1] + (row + r) * os[2];
                     for (int64_t d = 0; d < wide; d += 16) {
                         const __m512 x = _mm512_mul_ps(_mm512_load_ps(result + d / 16 * 256 + r * 16), _mm512_set1_ps(inverse[r]));
                         const __mmask16 live = wide - d >= 16 ? 0xffff : (1u << (wide - d)) - 1;

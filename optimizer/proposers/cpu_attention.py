@@ -47,7 +47,12 @@ def _plan(q, k, v, mask):
         steps = mask.expand(batch, heads, queries, k.shape[2]).stride()
     scale = ctypes.c_float({scale})
     strides = [_numbers(*t.stride()) for t in (q, k, v)]
-    return (batch, queries, heads, v.shape[3]), sizes, strides, _numbers(*steps), scale
+    # torch's fused attention leaves heads inside rows, as the next linear wants them; where it does not apply, outside.
+    fused = v.shape[3] == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
+    order = (0, 2, 1, 3) if fused else (0, 1, 2, 3)
+    shape = (batch, heads, queries, v.shape[3])
+    made = torch.empty([shape[d] for d in order], dtype=q.dtype).permute(order)
+    return shape, order, sizes, strides, _numbers(*steps), _numbers(*made.stride()), scale
 
 
 def kernel({arguments}):
@@ -56,14 +61,14 @@ def kernel({arguments}):
     plan = _plans.get(key)
     if plan is None:
         plan = _plans[key] = _plan(q, k, v, mask)
-    shape, sizes, strides, steps, scale = plan
-    out = torch.empty(shape, dtype=q.dtype)
+    shape, order, sizes, strides, steps, out_steps, scale = plan
+    out = torch.empty([shape[d] for d in order], dtype=q.dtype).permute(order)
     LIBRARY.attention(
         ctypes.c_void_p(q.data_ptr()), ctypes.c_void_p(k.data_ptr()), ctypes.c_void_p(v.data_ptr()),
         ctypes.c_void_p(mask.data_ptr() if mask is not None else 0), ctypes.c_void_p(out.data_ptr()),
-        sizes, *strides, steps, ctypes.c_int64({kind}), scale,
+        sizes, *strides, steps, out_steps, ctypes.c_int64({kind}), scale,
     )
-    return out.transpose(1, 2)
+    return out
 """
 
 

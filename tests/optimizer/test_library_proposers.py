@@ -127,3 +127,11 @@ def test_a_reference_that_does_more_than_attention_is_left_to_others() -> None:
         return (F.scaled_dot_product_attention(q, k, v) * 2,)
 
     assert CpuAttention(loaded(task, more)).propose(task, []) is None
+
+
+@needs_amx
+def test_where_torch_s_fused_attention_does_not_apply_the_layout_follows_torch_too() -> None:
+    given = heads(9, 12, 32)
+    given["v"] = torch.randn(2, 3, 12, 15).bfloat16()
+    ours, theirs = error_beside_torch(attention(), given)
+    assert ours <= 1.2 * theirs + 1e-4
