@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def try_command(task: str, candidate: Path, block_s: float, as_json: bool) -> No
         print_json(verdict.to_dict())
     else:
         print_verdict(verdict)
-    sys.exit(0 if verdict.accepted else 1)
+    click.get_current_context().exit(0 if verdict.accepted else 1)
 
 
 @command.command("show")

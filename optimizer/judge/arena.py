@@ -26,29 +26,24 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }  # fmt: skip
 _ALIGN = 128
-# Linux's value; Python's fcntl does not name it before 3.13. No new writable mapping and no write() can be made.
-_F_SEAL_FUTURE_WRITE = 0x10
 
 
 class Arena:
     """One anonymous shared file and this process's view of it."""
 
-    def __init__(self, fd: int, nbytes: int, *, private: bool = False) -> None:
+    def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        share = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        self.view = mmap.mmap(fd, nbytes, flags=share, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self.view = mmap.mmap(fd, nbytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
 
     @classmethod
-    def new(cls, nbytes: int, *, sealed: bool = False) -> Arena:
-        """Return a fresh zeroed arena; sealed: nobody but this process, through this view, will ever write to it."""
+    def new(cls, nbytes: int) -> Arena:
+        """Return a fresh zeroed arena whose size nobody can change."""
         fd = os.memfd_create("hotswap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, max(nbytes, mmap.PAGESIZE))
-        arena = cls(fd, max(nbytes, mmap.PAGESIZE))
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | (_F_SEAL_FUTURE_WRITE if sealed else 0)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return arena
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return cls(fd, max(nbytes, mmap.PAGESIZE))
 
     def bytes_at(self, at: int, nbytes: int) -> Tensor:
         """Return a uint8 tensor over a piece of this arena (no copy)."""

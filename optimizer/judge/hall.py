@@ -116,12 +116,18 @@ class Worker:
 
     def stop(self) -> None:
         """Freeze every thread of the worker."""
-        with suppress(ProcessLookupError, TypeError):
-            os.kill(self.pid, signal.SIGSTOP)  # type: ignore[arg-type]
+        if self.pid is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline and not _all_stopped(self.pid):
+            time.sleep(0.0001)
 
     def go_on(self) -> None:
-        with suppress(ProcessLookupError, TypeError):
-            os.kill(self.pid, signal.SIGCONT)  # type: ignore[arg-type]
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
 
     def read(self, address: int, nbytes: int) -> Tensor:
         """Return bytes of the worker's memory; raise WorkerError where there is none."""
@@ -256,6 +262,15 @@ class Hall:
         self._sock.close()
         self._process.kill()
         self._process.wait()
+
+
+def _all_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped, or it is gone."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 def _signal_name(number: int) -> str:

@@ -20,19 +20,20 @@ from ...extractor.task import Task
 from ...models.cache import cache_dir
 from ...models.environment import environment
 from ...profiler.limits import measure
+from ...profiler.recording import Limits as DeviceLimits
 from ..verdict import Interval, Race, StageResult, Verdict
 from .bank import Bank
 from .hall import Hall, WorkerError
-from .race import Lane, Pool, TimedOutputError, as_race, cache_state, make_pool, run, weighted_speedup
+from .pool import Pool, cache_state, make_pool
+from .race import Lane, as_race, run, weighted_speedup
 from .rivals import Rivals
 from .stages import STAGES
+from .timed_outputs import TimedOutputError
 from .trial import Patience, Rejected, Trial
 
 logger = logging.getLogger(__name__)
 
 _SCREENING_ROUNDS = 3
-# A candidate whose screening says that it is this much slower than the best so far is not timed any longer.
-_CLEARLY_SLOWER = 0.9
 # A copy measured on the same machine may be beaten by this much: inputs can still lie in a cache.
 _ABOVE_COPY = 1.5
 # Below this the time to move the bytes is less than what a busy machine adds to or takes from a slope.
@@ -126,16 +127,13 @@ class Judge:
         """End every process of this judge."""
         self._rivals.close()
         self._hall.close()
-        for pool in self._pools:
-            pool.memory.close()
-        self._pools = []
 
     def _timing(self, trial: Trial, races: list[Race]) -> dict[str, str]:
         """Screen, then race in a clean process if screening does not say that the candidate is clearly slower."""
         races += self._raced(trial, _SCREENING_ROUNDS, self._block_s / 4)
         rival, screened = weighted_speedup(races, "candidate")
         depth = "screening"
-        if screened.median >= _CLEARLY_SLOWER * self._best:
+        if screened.high >= self._best:
             trial.renew()
             trial.check(self.bank.recorded[0])
             races[:] = self._raced(trial, self._rounds, self._block_s)
@@ -145,7 +143,7 @@ class Judge:
         others = trial.worker.others()
         if others:
             raise Rejected(f"left {others} other process(es) running")
-        _refuse_impossible(races, self._pools_now())
+        refuse_impossible(races, [p.moved_bytes for p in self._pools_now()], measure(self.task.device))
         return {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
 
     def _raced(self, trial: Trial, rounds: int, block_s: float) -> tuple[Race, ...]:
@@ -166,7 +164,11 @@ class Judge:
                 if trial is not None and lane.strides is not None:
                     lane.strides = trial.strides[pool.sample.variant.name]
                 lane.enter(pool)
-            run(lanes, pool, self.bank, rounds=rounds, block_s=block_s, source=self._source)
+            try:
+                run(lanes, pool, self.bank, rounds=rounds, block_s=block_s, source=self._source)
+            finally:
+                for lane in lanes:
+                    lane.leave()
             races.append(as_race(lanes, pool, subject, block_s, cache_state(pool, _cache_bytes(self.task.device))))
         return tuple(races)
 
@@ -215,17 +217,14 @@ def _run_stage(name: str, stage: Callable[[], dict[str, str]], results: list[Sta
     return failed
 
 
-def _refuse_impossible(races: Sequence[Race], pools: Sequence[Pool]) -> None:
+def refuse_impossible(races: Sequence[Race], moved_bytes: Sequence[int], limits: DeviceLimits) -> None:
     """Reject a time that moving the task's bytes alone cannot take on this machine, with the arithmetic."""
-    limits = measure("cpu")
-    for race, pool in zip(races, pools, strict=True):
-        moved = pool.moved_bytes
+    for race, moved in zip(races, moved_bytes, strict=True):
         if moved < _LEAST_MOVED:
             continue
         copy = limits.copy_rate(moved)
-        rate = copy * _ABOVE_COPY
         us = next(a.median_us for a in race.arms if a.name == "candidate")
-        if us < moved / rate / 1e3:
+        if us < moved / (copy * _ABOVE_COPY) / 1e3:
             raise Rejected(
                 f"{race.case}: {us:.2f} us a call would move {moved} bytes at {moved / us / 1e3:.0f} GB/s; "
                 f"this machine copies at most at {copy:.0f}, with {_ABOVE_COPY}x allowed for caches"

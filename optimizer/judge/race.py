@@ -1,8 +1,10 @@
 """Time a candidate and its rivals: sprints over pools of input sets, bracketed from outside, interleaved in blocks.
 
-A sprint calls the kernel once on each of some sets and keeps every output, so no call can be left out: after any sprint
-the judge may stop the worker and read any output from its memory. Between sprints all sets get new contents behind
-their old pointers. The time of a call is the slope between a sprint of N and one of 2N calls.
+A sprint calls the kernel once on each input set and keeps every output. Before it the judge fills the sets with new
+contents behind their old pointers while the worker is stopped, so nothing can be computed ahead; after it the judge may
+stop the worker again and read any output from its memory, so nothing can be left out or put off. What an empty sprint
+takes in a trusted worker is taken off. (A slope between sprints of two lengths would do the same, but a candidate that
+idles in the short ones makes it as flat as it likes.)
 """
 
 from __future__ import annotations
@@ -14,76 +16,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from ..timing import ratio_interval
 from ..verdict import Arm, Interval, Race
 from . import arena
-from .bank import Bank, Sample
-from .hall import Worker, WorkerError
-from .target import misfit
+from .bank import Bank
+from .hall import Worker
+from .pool import Pool
+from .timed_outputs import check_sprint
 
-TIMER = "host wall, bracketed from outside; slope of N and 2N calls, median over the sprints of a block"
+TIMER = "host wall, bracketed from outside; sprint less an empty sprint, over its calls; median over a block's sprints"
 _CHECK_SHARE = 0.1
 _SETTLE_S = 0.004
-_MOST_TRIES = 48
+_EMPTY_SPRINTS = 5
 _LEAST_US = 1e-3
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Input sets of one case in sealed shared memory. sets: how many a worker makes of the `sources` kept here."""
-
-    sample: Sample
-    weight: float
-    layout: arena.Layout
-    memory: arena.Arena
-    stride: int
-    fixed: tuple[bool, ...]
-    scaled: tuple[str | None, ...]
-    sources: tuple[list[Tensor], ...]
-    sets: int
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes a kernel must at least read and write in one call."""
-        read = sum(
-            arena.span(t.shape, t.stride()) * t.element_size() if 0 not in t.stride() else 0 for t in self.sample.inputs
-        )
-        return read + sum(t.reference.numel() * t.reference.element_size() for t in self.sample.targets)
-
-
-def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Pool:
-    """Return the pool of one recorded case: as many sets as fit, at least six, at most 384."""
-    is_weight = [s.role == "weight" for s in sample.variant.specs]
-
-    def source() -> list[Tensor]:
-        return arena.with_weights(bank.draw(sample.variant, "random"), sample.inputs, is_weight)
-
-    first = source()
-    layout, in_bytes = arena.plan(first)
-    rows = [row[0] for row in layout["tensors"]]
-    storages = layout["storages"]
-    fixed = tuple(all(w for w, r in zip(is_weight, rows, strict=True) if r == n) for n in range(len(storages)))
-    scaled = tuple(None if f else _scaled(bank, sample, rows, n) for n, f in enumerate(fixed))
-    moving = sum(n for (_, n), f in zip(storages, fixed, strict=True) if not f)
-    outputs = sum(t.reference.numel() * t.reference.element_size() for t in sample.targets)
-    sets = max(6, min(384, most_bytes // max(moving + outputs, 1)) // 3 * 3)
-    # Contents come from few sources times a random factor; without anything to scale, from as many as are used.
-    count = 4 if any(scaled) else max(4, min(sets, (16 << 20) // max(moving, 1)))
-    stride = -(-in_bytes // 4096) * 4096
-    memory = arena.Arena.new(stride * count, sealed=True)
-    sources = [first, *(source() for _ in range(count - 1))]
-    for number, tensors in enumerate(sources):
-        arena.write(memory, arena.plan(tensors, number * stride)[0], tensors)
-    return Pool(sample, weight, layout, memory, stride, fixed, scaled, tuple(sources), sets)
-
-
-def _scaled(bank: Bank, sample: Sample, rows: Sequence[int], storage: int) -> str | None:
-    users = [i for i, row in enumerate(rows) if row == storage]
-    dtypes = {sample.variant.specs[i].dtype for i in users}
-    return dtypes.pop() if len(dtypes) == 1 and all(bank.continuous(i) for i in users) else None
 
 
 @dataclass
@@ -96,119 +41,82 @@ class Lane:
     call_s: float
     samples: list[float] = field(default_factory=list)
     contents: list[tuple[int, float]] = field(default_factory=list)
+    room: arena.Arena | None = None
     table: arena.Arena | None = None
-    checked: int = 0
 
     def enter(self, pool: Pool) -> None:
-        """Have the worker make room for a pool, and run it once untimed."""
+        """Have the worker lay out a pool's sets, and run it once untimed."""
         entries = pool.sets * len(pool.sample.targets) * 8
-        self.table = arena.Arena.new(entries)
-        layout = pool.layout
+        self.leave()
+        self.room, self.table = arena.Arena.new(pool.stride * pool.sets), arena.Arena.new(entries)
+        for (at, nbytes), fixed, raw in zip(pool.layout["storages"], pool.fixed, pool.raw(0), strict=True):
+            if fixed:
+                self.room.bytes_at(at, nbytes).copy_(raw)
         self.worker.ask(
-            "pool", seconds=60.0, fds=(pool.memory.fd, self.table.fd), bytes=pool.memory.nbytes, table_bytes=entries,
-            storages=layout["storages"], tensors=layout["tensors"], fixed=pool.fixed, scaled=pool.scaled,
-            sets=pool.sets, stride=pool.stride, outputs=len(pool.sample.targets),
+            "pool", seconds=60.0, fds=(self.room.fd, self.table.fd), bytes=self.room.nbytes, table_bytes=entries,
+            storages=pool.layout["storages"], tensors=pool.layout["tensors"], fixed=pool.fixed,
+            sets=pool.sets, stride=pool.stride,
         )  # fmt: skip
-        self.samples, self.checked = [], 0
-        self.fill(pool, random.Random(0))
-        self.sprint(0, pool.sets)
+        self.samples = []
+        for number in range(2):
+            self.sprint(pool, pool.sets, random.Random(number))
 
-    def fill(self, pool: Pool, source: random.Random) -> None:
-        self.contents = [(source.randrange(len(pool.sources)), source.uniform(0.7, 1.4)) for _ in range(pool.sets)]
-        self.worker.ask("fill", seconds=60.0, contents=self.contents)
+    def leave(self) -> None:
+        """Give the memory of the last pool back."""
+        for memory in (self.room, self.table):
+            if memory is not None:
+                memory.close()
+        self.room = self.table = None
 
-    def sprint(self, first: int, count: int) -> float:
-        """Return the seconds that `count` calls took, as seen from here."""
-        before = time.perf_counter()
-        self.worker.ask("sprint", seconds=self.call_s * max(count, 1), first=first, count=count)
+    def sprint(self, pool: Pool, count: int, source: random.Random) -> float:
+        """Fill the sets while the worker is stopped; return the seconds of `count` calls on them, seen from here."""
+        self.worker.ask("drop", seconds=60.0)
+        self.worker.stop()
+        try:
+            self._fill(pool, source)
+            time.sleep(_SETTLE_S)  # threads that filled the sets may still spin
+        finally:
+            before = time.perf_counter()
+            self.worker.go_on()
+        self.worker.ask("sprint", seconds=self.call_s * max(count, 1), count=count)
         return time.perf_counter() - before
 
-
-class TimedOutputError(Exception):
-    """An output of a timed call was not what it must be; the message says where."""
+    def _fill(self, pool: Pool, source: random.Random) -> None:
+        assert self.room is not None
+        self.contents = [(source.randrange(len(pool.sources)), source.uniform(0.7, 1.4)) for _ in range(pool.sets)]
+        raws = [pool.raw(number) for number in range(len(pool.sources))]
+        for number, (which, by) in enumerate(self.contents):
+            for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
+                if not pool.fixed[storage]:
+                    room = self.room.bytes_at(at + number * pool.stride, nbytes)
+                    arena.refill(room, raws[which][storage], pool.scaled[storage], by)
 
 
 def block(
-    lane: Lane, pool: Pool, seconds: float, source: random.Random, check: Callable[[Lane, int, int], None]
+    lane: Lane, pool: Pool, seconds: float, empty_s: float, source: random.Random, check: Callable[[Lane], None]
 ) -> float:
-    """Return microseconds of one call, from sprints that together took at least `seconds`.
-
-    Where the machine is so busy that the slope is not even positive, the block goes on, and in the end counts as
-    no time at all.
-    """
-    third = pool.sets // 3
-    slopes: list[float] = []
-    spent = 0.0
-    while spent < seconds or len(slopes) < 3 or (statistics.median(slopes) <= 0 and len(slopes) < _MOST_TRIES):
-        lane.fill(pool, source)
-        time.sleep(_SETTLE_S)  # threads that prepared this may still spin
-        short = lane.sprint(0, third)
-        long = lane.sprint(third, 2 * third)
-        if lane.strides is not None and source.random() < (_CHECK_SHARE if lane.checked else 1.0):
-            lane.checked += 1
-            check(lane, third, 2 * third)
-        slopes.append((long - short) / third)
-        spent += short + long
-    return statistics.median(slopes) * 1e6
+    """Return microseconds of one call, from sprints that together took at least `seconds`."""
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < 3:
+        times.append(lane.sprint(pool, pool.sets, source))
+        if lane.strides is not None and (len(times) == 1 or source.random() < _CHECK_SHARE):
+            check(lane)
+    return max((statistics.median(times) - empty_s) / pool.sets * 1e6, _LEAST_US)
 
 
 def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: float, source: random.Random) -> None:
     """Append `rounds` blocks of each lane to its samples, interleaved, every other round in reverse."""
-    check = _checker(bank, pool, source)
-    for number in range(rounds):
-        for lane in lanes if number % 2 == 0 else reversed(lanes):
-            lane.samples.append(max(block(lane, pool, block_s, source, check), _LEAST_US))
 
-
-def _checker(bank: Bank, pool: Pool, source: random.Random) -> Callable[[Lane, int, int], None]:
-    outputs = len(pool.sample.targets)
-
-    def check(lane: Lane, first: int, count: int) -> None:
-        """Stop the worker, read all outputs of one random call of the last sprint, let it go on, and compare."""
+    def check(lane: Lane) -> None:
         assert lane.table is not None
         assert lane.strides is not None
-        entry = source.randrange(count)
-        lane.worker.stop()
-        try:
-            pointers = (
-                lane.table.bytes_at(0, lane.table.nbytes)
-                .view(torch.int64)[entry * outputs : (entry + 1) * outputs]
-                .tolist()
-            )
-            got = [
-                _read(lane.worker, pointer, target.reference, stride)
-                for pointer, target, stride in zip(pointers, pool.sample.targets, lane.strides, strict=True)
-            ]
-        except WorkerError as error:
-            raise TimedOutputError(str(error)) from error
-        finally:
-            lane.worker.go_on()
-        inputs = contents(pool, *lane.contents[first + entry])
-        problem = misfit(got, bank.timed_targets(pool.sample, inputs))
-        if problem:
-            raise TimedOutputError(f"an output of a timed call is {problem}")
+        check_sprint(lane.worker, lane.table, lane.strides, pool, lane.contents, bank, source)
 
-    return check
-
-
-def _read(worker: Worker, pointer: int, like: Tensor, stride: Sequence[int]) -> Tensor:
-    raw = worker.read(pointer, arena.span(like.shape, stride) * like.element_size())
-    return arena.as_laid_out(raw, str(like.dtype).removeprefix("torch."), like.shape, stride, 0)
-
-
-def contents(pool: Pool, which: int, by: float) -> list[Tensor]:
-    """Return the inputs a worker made of source set `which` and factor `by`, bit for bit."""
-    made: dict[int, Tensor] = {}
-    tensors = []
-    for tensor, row in zip(pool.sources[which], pool.layout["tensors"], strict=True):
-        if row[0] not in made:
-            raw = arena.storage_bytes(tensor)
-            room = raw.clone()
-            if not pool.fixed[row[0]]:
-                arena.refill(room, raw, pool.scaled[row[0]], by)
-            made[row[0]] = room
-        tensors.append(arena.as_laid_out(made[row[0]], *row[1:]))
-    return tensors
+    trusted = next(lane for lane in lanes if lane.strides is None)
+    empty_s = statistics.median(trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS))
+    for number in range(rounds):
+        for lane in lanes if number % 2 == 0 else reversed(lanes):
+            lane.samples.append(block(lane, pool, block_s, empty_s, source, check))
 
 
 def as_race(lanes: Sequence[Lane], pool: Pool, subject: str, block_s: float, cache: str) -> Race:
@@ -229,10 +137,3 @@ def weighted_speedup(races: Sequence[Race], subject: str) -> tuple[str, Interval
     rivals = sorted((statistics.median(rounds(a.name)), a.name) for a in races[0].arms if a.name != subject)
     best = rivals[0][1]
     return best, ratio_interval(rounds(best), rounds(subject), seed=0)
-
-
-def cache_state(pool: Pool, cache_bytes: int) -> str:
-    """Say in which caches the inputs of a timed call can still be."""
-    size = pool.sets * sum(n for (_, n), f in zip(pool.layout["storages"], pool.fixed, strict=True) if not f)
-    state = "cold" if cache_bytes and size >= 2 * cache_bytes else "warm in the last-level cache at most"
-    return f"{state}: {pool.sets} input sets of together {size >> 20} MiB, last-level cache {cache_bytes >> 20} MiB"

@@ -190,45 +190,26 @@ class Bench:
         return self._export(self.kept[order["which"]])
 
     def do_pool(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Make private room for many input sets; weights exist once. The pool's contents come by `fill`."""
-        self.sets, self.outs = [], []
-        self.source = arena.Arena(fds[0], order["bytes"], private=True)
-        self.table = (
-            arena.Arena(fds[1], order["table_bytes"]).bytes_at(0, order["table_bytes"]).view(torch.int64).numpy()
-        )
-        self.storages = order["storages"]
-        fixed = [
-            torch.empty(n, dtype=torch.uint8) if w else None
-            for (_, n), w in zip(self.storages, order["fixed"], strict=True)
-        ]
-        for (at, n), room in zip(self.storages, fixed, strict=True):
-            if room is not None:
-                room.copy_(self.source.bytes_at(at, n))
-        self.rooms = []
-        for _ in range(order["sets"]):
-            rooms = [
-                f if f is not None else torch.empty(n, dtype=torch.uint8)
-                for (_, n), f in zip(self.storages, fixed, strict=True)
-            ]
-            self.rooms.append(rooms)
-            self.sets.append([arena.as_laid_out(rooms[row[0]], *row[1:]) for row in order["tensors"]])
-        self.fixed, self.stride = order["fixed"], order["stride"]
-        self.scaled, self.outputs = order["scaled"], order["outputs"]
+        """Lay out many input sets in memory that the judge fills while this process is stopped; weights exist once."""
+        self.outs = []
+        room, table = arena.Arena(fds[0], order["bytes"]), arena.Arena(fds[1], order["table_bytes"])
+        self.table = table.bytes_at(0, table.nbytes).view(torch.int64).numpy()
+        self.sets = []
+        for number in range(order["sets"]):
+            shift = number * order["stride"]
+            storages = zip(order["storages"], order["fixed"], strict=True)
+            places = [(at if fixed else at + shift, n) for (at, n), fixed in storages]
+            self.sets.append(room.tensors({"storages": places, "tensors": order["tensors"]}))
         self.extra = {"packed": self.prepare(*self.sets[0])} if self.prepare else {}
 
-    def do_fill(self, order: dict[str, Any], _: list[int]) -> None:
-        """Give every set new contents behind the pointers it has: source set `which`, continuous values times `by`."""
+    def do_drop(self, _order: dict[str, Any], _: list[int]) -> None:
+        """Give the outputs of the last sprint back, so that the next one finds warm memory and frees nothing itself."""
         self.outs = []
-        for (which, by), rooms in zip(order["contents"], self.rooms, strict=True):
-            for number, (room, (at, n)) in enumerate(zip(rooms, self.storages, strict=True)):
-                if not self.fixed[number]:
-                    fresh = self.source.bytes_at(at + which * self.stride, n)
-                    arena.refill(room, fresh, self.scaled[number], by)
 
     def do_sprint(self, order: dict[str, Any], _: list[int]) -> None:
-        """Call the kernel once on each of `count` sets from `first`, writing down where every output lies."""
+        """Call the kernel once on each of `count` sets, writing down where every output lies."""
         kernel, extra, table, outs = self.kernel, self.extra, self.table, []
-        sets = self.sets[order["first"] : order["first"] + order["count"]]
+        sets = self.sets[: order["count"]]
         entry = 0
         gc.disable()
         for inputs in sets:

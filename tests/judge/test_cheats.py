@@ -210,7 +210,7 @@ CHEATS: dict[str, Cheat] = {
             return last.clone()
         """),
     "static buffer once it is timed": cheat(
-        "timing", "right while it was not timed", """
+        "timing", "a static buffer; it was right while it was not timed", """
         import sys
         def kernel(x, weight):
             out = right(x, weight)
@@ -226,6 +226,46 @@ CHEATS: dict[str, Cheat] = {
             if sys._getframe(1).f_code.co_name == "do_sprint":
                 return torch.empty_like(x)
             return right(x, weight)
+        """),
+    "replaces the loop that calls it": cheat(
+        "timing", "a static buffer; it was right while it was not timed", """
+        import sys
+        def lazy(self, order, fds):
+            outs = self.outs = [self.kernel(*self.sets[0])]
+            for entry in range(order["count"]): self.table[entry] = outs[0].data_ptr()
+        def kernel(x, weight):
+            type(sys._getframe(1).f_locals["self"]).do_sprint = lazy
+            return right(x, weight)
+        """),
+    "points at nothing": cheat(
+        "timing", "not where the call left it", """
+        import sys
+        def nothing(self, order, fds): self.table[:] = 64
+        def kernel(x, weight):
+            type(sys._getframe(1).f_locals["self"]).do_sprint = nothing
+            return right(x, weight)
+        """),
+    "a helper only while it is timed": cheat(
+        "timing", "beside a timed call", """
+        import subprocess, sys
+        def kernel(x, weight):
+            if sys._getframe(1).f_code.co_name == "do_sprint" and not hasattr(kernel, "helper"):
+                kernel.helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            return right(x, weight)
+        """),
+    "dies while it is timed": cheat(
+        "timing", "while timed: killed by SIGKILL", """
+        import os, sys
+        def kernel(x, weight):
+            if sys._getframe(1).f_code.co_name == "do_sprint": os.kill(os.getpid(), 9)
+            return right(x, weight)
+        """),
+    "patched timers": cheat(
+        "timing", "right while it was not timed", """
+        import sys, time
+        time.perf_counter = time.monotonic = time.time = lambda: 0.0
+        def kernel(x, weight):
+            return torch.zeros_like(x) if sys._getframe(1).f_code.co_name == "do_sprint" else right(x, weight)
         """),
     "prints PASS and leaves": cheat(
         "smoke", "exited with status 0", """

@@ -1,0 +1,93 @@
+"""The input sets that timed calls run on: few sources, many sets, contents that never come twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from . import arena
+from .bank import Bank, Sample
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Input sets of one case. sets: how many a worker is given, made of the few `sources` times a factor.
+
+    stride: bytes from one set to the next; layout: of the first. fixed, scaled: by storage, whether it is a weight's
+    and the dtype whose values take the factor (None: copied as they are).
+    """
+
+    sample: Sample
+    weight: float
+    layout: arena.Layout
+    stride: int
+    fixed: tuple[bool, ...]
+    scaled: tuple[str | None, ...]
+    sources: tuple[list[Tensor], ...]
+    sets: int
+
+    def raw(self, which: int) -> list[Tensor]:
+        """Return the bytes of a source's storages, in the layout's order."""
+        rows = [row[0] for row in self.layout["tensors"]]
+        return [arena.storage_bytes(self.sources[which][rows.index(n)]) for n in range(len(self.layout["storages"]))]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes a kernel must at least read and write in one call."""
+        read = sum(
+            arena.span(t.shape, t.stride()) * t.element_size() if 0 not in t.stride() else 0 for t in self.sample.inputs
+        )
+        return read + sum(t.reference.numel() * t.reference.element_size() for t in self.sample.targets)
+
+
+def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Pool:
+    """Return the pool of one recorded case: as many sets as fit, at least six, at most 384."""
+    is_weight = [s.role == "weight" for s in sample.variant.specs]
+
+    def source() -> list[Tensor]:
+        return arena.with_weights(bank.draw(sample.variant, "random"), sample.inputs, is_weight)
+
+    first = source()
+    layout, in_bytes = arena.plan(first)
+    rows = [row[0] for row in layout["tensors"]]
+    storages = layout["storages"]
+    fixed = tuple(all(w for w, r in zip(is_weight, rows, strict=True) if r == n) for n in range(len(storages)))
+    scaled = tuple(None if f else _scaled(bank, sample, rows, n) for n, f in enumerate(fixed))
+    moving = sum(n for (_, n), f in zip(storages, fixed, strict=True) if not f)
+    outputs = sum(t.reference.numel() * t.reference.element_size() for t in sample.targets)
+    sets = max(6, min(384, most_bytes // max(moving + outputs, 1)))
+    # Contents come from few sources times a random factor; without anything to scale, from as many as are used.
+    count = 4 if any(scaled) else max(4, min(sets, (16 << 20) // max(moving, 1)))
+    stride = -(-in_bytes // 4096) * 4096
+    sources = [first, *(source() for _ in range(count - 1))]
+    return Pool(sample, weight, layout, stride, fixed, scaled, tuple(sources), sets)
+
+
+def _scaled(bank: Bank, sample: Sample, rows: Sequence[int], storage: int) -> str | None:
+    users = [i for i, row in enumerate(rows) if row == storage]
+    dtypes = {sample.variant.specs[i].dtype for i in users}
+    return dtypes.pop() if len(dtypes) == 1 and all(bank.continuous(i) for i in users) else None
+
+
+def contents(pool: Pool, which: int, by: float) -> list[Tensor]:
+    """Return the inputs a worker made of source set `which` and factor `by`, bit for bit."""
+    made: dict[int, Tensor] = {}
+    tensors = []
+    for tensor, row in zip(pool.sources[which], pool.layout["tensors"], strict=True):
+        if row[0] not in made:
+            raw = arena.storage_bytes(tensor)
+            room = raw.clone()
+            if not pool.fixed[row[0]]:
+                arena.refill(room, raw, pool.scaled[row[0]], by)
+            made[row[0]] = room
+        tensors.append(arena.as_laid_out(made[row[0]], *row[1:]))
+    return tensors
+
+
+def cache_state(pool: Pool, cache_bytes: int) -> str:
+    """Say in which caches the inputs of a timed call can still be."""
+    size = pool.sets * sum(n for (_, n), f in zip(pool.layout["storages"], pool.fixed, strict=True) if not f)
+    state = "cold" if cache_bytes and size >= 2 * cache_bytes else "warm in the last-level cache at most"
+    return f"{state}: {pool.sets} input sets of together {size >> 20} MiB, last-level cache {cache_bytes >> 20} MiB"

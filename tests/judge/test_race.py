@@ -1,0 +1,93 @@
+"""What is made of the blocks of a race, on blocks whose truth is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.judge.judge import refuse_impossible
+from hotswap.optimizer.judge.race import TIMER, weighted_speedup
+from hotswap.optimizer.judge.trial import Rejected
+from hotswap.optimizer.verdict import Arm, Race
+from hotswap.profiler.recording import Limits
+
+Blocks = list[float]
+
+
+def race(weight: float, **arms: Blocks) -> Race:
+    sides = tuple(Arm(name, tuple(blocks), sorted(blocks)[len(blocks) // 2]) for name, blocks in arms.items())
+    return Race("case", weight, sides, {}, TIMER, "cold", 0.2, 0.5)
+
+
+def test_shapes_count_by_their_weights_and_the_best_rival_is_the_one_to_beat() -> None:
+    often = race(3.0, candidate=[10.0] * 8, eager=[20.0] * 8, inductor=[30.0] * 8)
+    seldom = race(1.0, candidate=[90.0] * 8, eager=[60.0] * 8, inductor=[50.0] * 8)
+    rival, speedup = weighted_speedup([often, seldom], "candidate")
+    assert rival == "eager"
+    assert speedup.median == pytest.approx((3 * 20 + 60) / (3 * 10 + 90))
+
+
+def test_equal_sides_read_one_and_exchanged_sides_the_reciprocal() -> None:
+    one, other = [10.0, 11.0, 10.5, 10.2, 12.0, 10.1, 10.3, 10.4], [8.0, 8.5, 8.2, 9.0, 8.1, 8.3, 8.8, 8.4]
+    _, equal = weighted_speedup([race(1.0, candidate=one, eager=one)], "candidate")
+    assert (equal.median, equal.low, equal.high) == (1.0, 1.0, 1.0)
+    _, there = weighted_speedup([race(1.0, candidate=one, eager=other)], "candidate")
+    _, back = weighted_speedup([race(1.0, candidate=other, eager=one)], "candidate")
+    assert (back.median, back.low, back.high) == pytest.approx((1 / there.median, 1 / there.high, 1 / there.low))
+
+
+def test_a_figure_above_the_machine_is_rejected_with_the_arithmetic() -> None:
+    limits = Limits("cpu", 20.0, {}, 1.0, 1 << 20, "")
+    possible = race(1.0, candidate=[100.0] * 8, eager=[200.0] * 8)
+    refuse_impossible([possible], [2_000_000], limits)
+    impossible = race(1.0, candidate=[10.0] * 8, eager=[200.0] * 8)
+    with pytest.raises(Rejected, match=r"10\.00 us a call would move 2000000 bytes at 200 GB/s; .* at most at 20"):
+        refuse_impossible([impossible], [2_000_000], limits)
+
+
+def test_the_command_line_accepts_rejects_and_speaks_json(make_task: Callable[..., Path], tmp_path: Path) -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(11))
+    folder = make_task("def reference(x):\n    return (x.exp(),)\n", {"x": x})
+    (tmp_path / "bad.py").write_text("def kernel(x): return x.exp() + 1\n")
+    main = "import sys; from hotswap.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "task", "try", str(folder), str(tmp_path / "bad.py"), "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 1, ran.stderr
+    assert '"accepted": false' in ran.stdout
+    assert "wrong at 64 of 64 values" in ran.stdout
+
+
+def test_nothing_is_left_running_after_a_judge(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(11))
+    before = _below_me()
+    with quick(make_task("def reference(x):\n    return (x.exp(),)\n", {"x": x})) as court:
+        verdict = court.verdict("def kernel(x): return x.exp()")
+        assert verdict.accepted, verdict.reason
+        assert _below_me() - before
+    deadline = time.monotonic() + 5.0
+    while _below_me() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _below_me() - before == set()
+
+
+def _below_me() -> set[int]:
+    """Return the processes whose ancestor this one is."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found: set[int] = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
