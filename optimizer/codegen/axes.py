@@ -12,7 +12,7 @@ from math import prod
 Group = tuple[int, ...]
 
 
-class Unsupported(Exception):  # noqa: N818  it is an answer, not a fault
+class Unsupported(Exception):
     """The region is not one loop nest; the message names the op and why."""
 
 
@@ -31,6 +31,12 @@ class AxisTable:
         self._parent.append(len(self._parent))
         self.sources.append({source} if source else set())
         return len(self._hint) - 1
+
+    def again(self, axis: int) -> int:
+        """Return a new axis of the same size, known from the same dimensions."""
+        fresh = self.new(self.hint(axis))
+        self.sources[fresh] |= self.sources[axis]
+        return fresh
 
     def root(self, axis: int) -> int:
         while self._parent[axis] != axis:

@@ -6,7 +6,7 @@ axes or substitute an axis in the loads beneath. `finish` in `finish.py` turns t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .axes import AxisTable, Group, Unsupported
@@ -24,6 +24,7 @@ class Tensor:
 
 Number = float | int | bool
 Operand = Tensor | Number
+Terms = tuple[Term, ...]
 
 
 def computed_in(dtype: str) -> str:
@@ -89,20 +90,25 @@ class Builder:
 
     def pointwise(self, op: str, operands: Sequence[Operand], within: str, dtype: str, why: str) -> Tensor:
         """Apply `op` to broadcast operands cast to `within`; the result is of `dtype`."""
-        dims = self.broadcast([o.dims for o in operands if isinstance(o, Tensor)], why)
         held = computed_in(within)
+        operands, dims = self.align(operands, why)
         value = self.compute(op, [self.operand(o, held) for o in operands], "bool" if dtype == "bool" else held)
         return Tensor(self.cast(value, computed_in(dtype)), dims, dtype)
 
-    def broadcast(self, shapes: Sequence[tuple[Group, ...]], why: str) -> tuple[Group, ...]:
-        rank = max((len(s) for s in shapes), default=0)
+    def align(self, operands: Sequence[Operand], why: str) -> tuple[list[Operand], tuple[Group, ...]]:
+        """Return the operands over common axes, and the groups of axes of their broadcast shape."""
+        rank = max((len(o.dims) for o in operands if isinstance(o, Tensor)), default=0)
         dims: list[Group] = [()] * rank
-        for shape in shapes:
-            for back in range(1, len(shape) + 1):
-                dims[-back] = self.join(dims[-back], shape[-back], why)
-        return tuple(dims)
+        aligned: list[Operand] = []
+        for operand in operands:
+            if isinstance(operand, Tensor):
+                operand = self._apart(operand, dims, why)
+                for back in range(1, len(operand.dims) + 1):
+                    dims[-back] = self._join(dims[-back], operand.dims[-back], why)
+            aligned.append(operand)
+        return aligned, tuple(dims)
 
-    def join(self, left: Group, right: Group, why: str) -> Group:
+    def _join(self, left: Group, right: Group, why: str) -> Group:
         """Return the group two broadcast dimensions have in common."""
         a, b = self.axes.size(self.axes.leaves(left)), self.axes.size(self.axes.leaves(right))
         if not right or (b == 1 and a != 1):
@@ -112,6 +118,35 @@ class Builder:
         if a != b:
             raise Unsupported(f"{why}: sizes {a} and {b} do not broadcast")
         return self.axes.unite(left, right, why)
+
+    def _apart(self, tensor: Tensor, dims: Sequence[Group], why: str) -> Tensor:
+        """Return the tensor over fresh axes where joining it would make one axis of two that must stay apart.
+
+        x + x.T of a square x is such a case, and a position compared with itself transposed: one axis would then run
+        through both dimensions of a load and only its diagonal would be read.
+        """
+        fresh = {axis: self.axes.again(axis) for axis in self._clashes(tensor, dims)}
+        if not fresh:
+            return tensor
+        value = self.substitute(tensor.value, {old: (Term(1, (), axis=new),) for old, new in fresh.items()})
+        groups = tuple(tuple(fresh.get(a, a) for a in self.axes.leaves(g)) for g in tensor.dims)
+        tensor = Tensor(value, groups, tensor.dtype)
+        if self._clashes(tensor, dims):
+            raise Unsupported(f"{why}: two dimensions of one tensor would have to be the same axis")
+        return tensor
+
+    def _clashes(self, tensor: Tensor, dims: Sequence[Group]) -> list[int]:
+        """Return the axes of `tensor` that cannot be joined with those of `dims` as they are."""
+        together = [{t.axis for i in _indexes(item) for t in self.spread(i.terms)} for item in self.code]
+        there = {a: place for place, g in enumerate(dims) for a in self.axes.leaves(g)}
+        found: dict[int, None] = {}
+        offset = len(dims) - len(tensor.dims)
+        for place, group in enumerate(tensor.dims, offset):
+            for axis in self.axes.leaves(group):
+                others = [a for a in self.axes.leaves(dims[place]) if a != axis]
+                if there.get(axis, place) != place or any(axis in s and o in s for s in together for o in others):
+                    found[axis] = None
+        return list(found)
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -138,7 +173,7 @@ class Builder:
         if start or step != 1:
             self.pinned |= self.axes.sources[axis]
         terms = (Term(start, ()),) if start else ()
-        value = self.substitute(tensor.value, axis, (*terms, Term(step, (), axis=fresh)))
+        value = self.substitute(tensor.value, {axis: (*terms, Term(step, (), axis=fresh))})
         return replace(tensor, value=value, dims=_put(tensor.dims, dim, (fresh,)))
 
     def piece(self, tensor: Tensor, dim: int, which: int, pieces: int, why: str) -> Tensor:
@@ -150,7 +185,7 @@ class Builder:
             axis = self._only(tensor, dim, why)
             outer, inner = self.axes.split(axis, (pieces, self.axes.hint(axis) // pieces))
             self.axes.fixed.add(outer)
-        value = self.substitute(tensor.value, outer, (Term(which, ()),) if which else ())
+        value = self.substitute(tensor.value, {outer: (Term(which, ()),) if which else ()})
         return replace(tensor, value=value, dims=_put(tensor.dims, dim, (inner,)))
 
     def select(self, tensor: Tensor, dim: int, index: Term, why: str) -> Tensor:
@@ -161,53 +196,60 @@ class Builder:
             axis = self._only(tensor, dim, why)
             if index.value is None and index.factor != 0:
                 self.pinned |= self.axes.sources[axis]
-            value = self.substitute(value, axis, (index,) if index.factor else ())
+            value = self.substitute(value, {axis: (index,) if index.factor else ()})
         return replace(tensor, value=value, dims=self.without(tensor.dims, [dim], keep=False))
 
     def stack(self, tensors: Sequence[Tensor], dim: int, dtype: str, why: str) -> Tensor:
         """Put equal tensors side by side along a new axis at `dim`, outside the dimension already there."""
-        dims = self.broadcast([t.dims for t in tensors], why)
+        aligned, dims = self.align(tensors, why)
+        values = [self.operand(t, computed_in(dtype)) for t in aligned]
         axis = self.axes.new(len(tensors))
         self.axes.fixed.add(axis)
         position = self.add(Position(Index((Term(1, (), axis=axis),)), "int64", "full"))
-        value = tensors[-1].value
-        for number in range(len(tensors) - 2, -1, -1):
+        value = values[-1]
+        for number in range(len(values) - 2, -1, -1):
             here = self.compute("eq", (position, self.constant(number, "int64")), "bool")
-            value = self.compute("where", (here, tensors[number].value, value), self.code[value].dtype)
+            value = self.compute("where", (here, values[number], value), self.code[value].dtype)
         return Tensor(value, _put(dims, dim, (axis, *dims[dim])), dtype)
 
-    def substitute(self, value: int, axis: int, by: tuple[Term, ...], done: dict[int, int] | None = None) -> int:
-        """Return `value` with the leaf `axis` replaced by a sum of terms in every load beneath it."""
+    def substitute(self, value: int, by: Mapping[int, Terms], done: dict[int, int] | None = None) -> int:
+        """Return `value` with leaf axes replaced by sums of terms in every load beneath it."""
         done = {} if done is None else done
         if value not in done:
-            done[value] = self.add(self._substituted(self.code[value], axis, by, done))
+            done[value] = self.add(self._substituted(self.code[value], by, done))
         return done[value]
 
-    def _substituted(self, item: Instruction, axis: int, by: tuple[Term, ...], done: dict[int, int]) -> Instruction:
+    def _substituted(self, item: Instruction, by: Mapping[int, Terms], done: dict[int, int]) -> Instruction:
         if isinstance(item, Load):
-            return replace(item, index=tuple(self._reindex(i, axis, by, done) for i in item.index))
+            return replace(item, index=tuple(self._reindex(i, by, done) for i in item.index))
         if isinstance(item, Position):
-            return replace(item, index=self._reindex(item.index, axis, by, done))
+            return replace(item, index=self._reindex(item.index, by, done))
         if isinstance(item, Compute):
-            return replace(item, args=tuple(self.substitute(a, axis, by, done) for a in item.args))
-        if isinstance(item, _Over) and axis not in self.axes.leaves(item.axes):
-            return replace(item, arg=self.substitute(item.arg, axis, by, done))
+            return replace(item, args=tuple(self.substitute(a, by, done) for a in item.args))
+        if isinstance(item, _Over):
+            free = {axis: terms for axis, terms in by.items() if axis not in self.axes.leaves(item.axes)}
+            # Beneath a reduction its own axes stay; what was replaced outside may not be reused there.
+            return replace(item, arg=self.substitute(item.arg, free, done if len(free) == len(by) else None))
         return item
 
-    def _reindex(self, index: Index, axis: int, by: tuple[Term, ...], done: dict[int, int]) -> Index:
+    def _reindex(self, index: Index, by: Mapping[int, Terms], done: dict[int, int]) -> Index:
         terms: list[Term] = []
-        changed = False
+        whole = index.whole
         for term in self.spread(index.terms):
-            if term.axis == axis:
-                changed = True
-                terms += [replace(t, factor=t.factor * term.factor, sizes=t.sizes + term.sizes) for t in by]
+            if term.axis is not None and term.axis in by:
+                new = by[term.axis]
+                whole = whole and self._renames(term.axis, new)
+                terms += [replace(t, factor=t.factor * term.factor, sizes=t.sizes + term.sizes) for t in new]
             elif term.value is not None:
-                terms.append(replace(term, value=self.substitute(term.value, axis, by, done)))
+                terms.append(replace(term, value=self.substitute(term.value, by, done)))
             else:
                 terms.append(term)
-        return (
-            Index(tuple(terms), whole=index.whole and not changed) if changed or tuple(terms) != index.terms else index
-        )
+        return Index(tuple(terms), whole)
+
+    def _renames(self, axis: int, by: Terms) -> bool:
+        """Whether the terms are but another axis of the same size."""
+        (other, *more) = by or (Term(0, ()),)
+        return other.axis is not None and not more and self.axes.hint(other.axis) == self.axes.hint(axis)
 
     def spread(self, terms: Sequence[Term]) -> tuple[Term, ...]:
         """Return the terms with every split axis written out in its parts."""
@@ -234,6 +276,10 @@ class _Over(Reduce):
     """A reduction that still knows its axes."""
 
     axes: Group = ()
+
+
+def _indexes(item: Instruction) -> tuple[Index, ...]:
+    return item.index if isinstance(item, Load) else (item.index,) if isinstance(item, Position) else ()
 
 
 def reduced_axes(item: Instruction) -> Group:

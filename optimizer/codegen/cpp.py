@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Self
 
 from .cpp_loops import STORED, Loops, vector_math
 from .cpp_plan import RUNTIME, plan_text
-from .program import Compute, Constant, LoopProgram
+from .program import HALVES, Compute, Constant, Instruction, LoopProgram, Reduce
 
 Keep = Literal["dear", "all", "none"]
 KEEP_ABOVE = {"all": 3.0, "dear": 10.0, "none": float("inf")}
@@ -133,15 +133,31 @@ def _flags(knobs: CppKnobs) -> tuple[str, ...]:
 
 
 def _fuse(program: LoopProgram) -> LoopProgram:
-    """Return the program with 1 + erf(x) as one function, which needs no polynomial of its own near 0."""
+    """Return the program with cheaper functions where the context allows.
+
+    1 + erf(x) needs no polynomial of its own near 0, and no full precision where every result is rounded to half.
+    exp(x - max of x), what a softmax is made of, never meets a positive argument.
+    """
     code = list(program.code)
+    name = "one_plus_erf_half" if all(o.dtype in HALVES for o in program.outputs) else "one_plus_erf"
     for value, item in enumerate(code):
         if isinstance(item, Compute) and item.op == "add" and item.dtype == "float32":
             for one, erf in (item.args, item.args[::-1]):
                 left, right = code[one], code[erf]
                 if isinstance(left, Constant) and left.value == 1 and isinstance(right, Compute) and right.op == "erf":
-                    code[value] = replace(item, op="one_plus_erf", args=right.args)
+                    code[value] = replace(item, op=name, args=right.args)
+        if isinstance(item, Compute) and item.op == "exp" and _below_its_peak(code, item.args[0]):
+            code[value] = replace(item, op="exp_below")
     return replace(program, code=tuple(code))
+
+
+def _below_its_peak(code: Sequence[Instruction], value: int) -> bool:
+    """Whether a value is x - max(x) over the columns."""
+    item = code[value]
+    if not isinstance(item, Compute) or item.op != "sub":
+        return False
+    peak = code[item.args[1]]
+    return isinstance(peak, Reduce) and peak.op == "max" and peak.arg == item.args[0]
 
 
 def _native(program: LoopProgram, knobs: CppKnobs) -> str:

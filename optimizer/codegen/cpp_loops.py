@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .cpp_plan import accesses, gathers, size_values
 from .finish import needs
-from .program import HALVES, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
+from .program import FLOATS, HALVES, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
 
 STORED = {
     "float32": "float",
@@ -31,8 +31,9 @@ INFIX = {
     "ge": ">=", "and": "&&", "or": "||", "bitand": "&", "bitor": "|", "bitxor": "^",
 }  # fmt: skip
 CALLS = {
-    "exp": "fast_exp", "log": "fast_log", "tanh": "fast_tanh", "erf": "fast_erf", "sigmoid": "fast_sigmoid",
-    "one_plus_erf": "one_plus_erf", "maximum": "larger", "minimum": "smaller",
+    "exp": "fast_exp", "exp_below": "exp_below", "log": "fast_log", "tanh": "fast_tanh", "erf": "fast_erf",
+    "sigmoid": "fast_sigmoid", "one_plus_erf": "one_plus_erf", "one_plus_erf_half": "one_plus_erf_half",
+    "maximum": "larger", "minimum": "smaller",
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc",
     "sin": "sin", "cos": "cos", "exp2": "exp2", "expm1": "expm1", "log2": "log2", "log1p": "log1p", "pow": "pow",
 }  # fmt: skip
@@ -42,9 +43,9 @@ FORMS = {
 }  # fmt: skip
 # Rough cycles of sixteen lanes, to decide whether a value is computed again or kept; arithmetic is 1.
 COST = {
-    "div": 8, "reciprocal": 8, "sqrt": 8, "rsqrt": 12, "exp": 12, "log": 16, "sigmoid": 20, "tanh": 26, "erf": 26,
-    "one_plus_erf": 22, "sin": 80, "cos": 80, "pow": 120, "exp2": 80, "expm1": 80, "log2": 80, "log1p": 80,
-    "remainder": 20,
+    "div": 8, "reciprocal": 8, "sqrt": 8, "rsqrt": 12, "exp": 12, "exp_below": 10, "log": 16, "sigmoid": 20, "tanh": 26,
+    "erf": 26, "one_plus_erf": 22, "one_plus_erf_half": 18, "sin": 80, "cos": 80, "pow": 120, "exp2": 80,
+    "expm1": 80, "log2": 80, "log1p": 80, "remainder": 20,
 }  # fmt: skip
 
 
@@ -68,6 +69,8 @@ class Loops:
         self.access = {a.value: n for n, a in enumerate(self.walks) if a.value is not None}
         self.gathers = gathers(program)
         self.sizes = size_values(program)
+        floats = {i.dtype for i in program.inputs if i.used and i.dtype in FLOATS}
+        self.quiet = floats <= {"bfloat16"}
         self.level = self._levels()
         self.passes = self._passes()
         self.kept: dict[int, int] = {}
@@ -224,7 +227,9 @@ class Loops:
 
     def _stored(self, value: int, dtype: str) -> str:
         name = self._name(value)
-        return f"to_bf16({name})" if dtype == "bfloat16" else f"({STORED[dtype]}){name}"
+        if dtype == "bfloat16":
+            return f"{'quiet_' if self.quiet else ''}to_bf16({name})"
+        return f"({STORED[dtype]}){name}"
 
     def _name(self, value: int) -> str:
         item = self.code[value]
@@ -274,7 +279,7 @@ def _computed(item: Compute, names: list[str], within: str) -> str:
         return f"{'floor_divide' if op == 'floordiv' else 'floor_remainder'}({names[0]}, {names[1]})"
     if op in CALLS:
         call = CALLS[op]
-        plain = not call.startswith("fast_") and call not in ("larger", "smaller", "one_plus_erf")
+        plain = not call.startswith(("fast_", "exp_below", "one_plus_erf")) and call not in ("larger", "smaller")
         return f"{call}{'f' if plain and held == 'float' else ''}({', '.join(names)})"
     text = FORMS[op].format(*names, t=held, s="sqrtf" if held == "float" else "sqrt")
     return text if real or item.dtype == "bool" or op == "where" else f"({held})({text})"

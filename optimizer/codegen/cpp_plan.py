@@ -131,7 +131,7 @@ def plan_text(program: LoopProgram) -> str:
     lines.append(f"    offsets = [{', '.join(offset for _, (offset, _) in walks)}]")
     columns = ", ".join(str(n) for n, (a, _) in enumerate(walks) if a.varies)
     lines.append(f"    sizes, walks = _coalesce([{', '.join(names)}], walks, {not program.reduces})")
-    lines.append(f"    unit = sizes[-1] <= 1 or all(walks[n][-1] == 1 for n in ({columns},))")
+    lines.append(f"    unit = sizes[-1] <= 1 or all(walks[n][-1] == 1 for n in [{columns}])")
     extra = [_product(program.code[v].axes, names) for v in size_values(program)]  # type: ignore[union-attr]
     for value, dim, term in gathers(program):
         load = program.code[value]

@@ -146,7 +146,7 @@ def _where(t: Translation, node: fx.Node) -> Tensor:
 
 def _choose(t: Translation, test: Operand, left: Operand, right: Operand, dtype: str, why: str) -> Tensor:
     b, held = t.builder, computed_in(dtype)
-    dims = b.broadcast([o.dims for o in (test, left, right) if isinstance(o, Tensor)], why)
+    (test, left, right), dims = b.align((test, left, right), why)
     value = b.compute("where", (b.operand(test, "bool"), b.operand(left, held), b.operand(right, held)), held)
     return Tensor(value, dims, dtype)
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from .aten import Translation, argument, dims_of, meta, register, result_dtype
 from .axes import Unsupported
-from .build import Tensor, computed_in
+from .build import Tensor
 from .program import Term
 
 aten = torch.ops.aten
@@ -126,8 +126,6 @@ def _cat(t: Translation, node: fx.Node) -> Tensor:
     if len({meta(a).shape[dim] for a in given}) != 1:
         raise Unsupported(f"{node.target}: parts of different sizes are not one loop nest")
     dtype = result_dtype(node)
-    held = computed_in(dtype)
-    tensors = [replace(x, value=t.builder.cast(x.value, held)) for x in tensors]
     return t.builder.stack(tensors, dim, dtype, str(node.target))
 
 
@@ -172,9 +170,17 @@ def _gather(t: Translation, node: fx.Node) -> Tensor:
     shapes = meta(node.args[0]).shape, meta(node.args[2]).shape
     if any(a != b for d, (a, b) in enumerate(zip(*shapes, strict=True)) if d != dim):
         raise Unsupported(f"{why}: the index is smaller than the tensor in another dimension")
-    dims = [g if d == dim else t.builder.join(tensor.dims[d], g, why) for d, g in enumerate(index.dims)]
-    taken = t.builder.select(tensor, dim, Term(1, (), value=t.builder.cast(index.value, "int64")), why)
-    return replace(taken, dims=tuple(dims))
+    # The gathered dimension takes no part in the broadcast: the tensor has none there, the index its own.
+    (kept, index_), dims = t.builder.align([replace(tensor, dims=_without(tensor, dim)), index], why)
+    assert isinstance(kept, Tensor)
+    assert isinstance(index_, Tensor)
+    tensor = replace(kept, dims=(*kept.dims[:dim], tensor.dims[dim], *kept.dims[dim + 1 :]))
+    taken = t.builder.select(tensor, dim, Term(1, (), value=t.builder.cast(index_.value, "int64")), why)
+    return replace(taken, dims=dims)
+
+
+def _without(tensor: Tensor, dim: int) -> tuple[tuple[int, ...], ...]:
+    return (*tensor.dims[:dim], (), *tensor.dims[dim + 1 :])
 
 
 @register(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
