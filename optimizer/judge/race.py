@@ -28,6 +28,9 @@ TIMER = "host wall, bracketed from outside; sprint less an empty sprint, over it
 _CHECK_SHARE = 0.1
 _SETTLE_S = 0.004
 _EMPTY_SPRINTS = 5
+_WARM_SPRINTS = 2
+_LEAST_SPRINTS = 3
+_LEAST_CALLS = 3
 _LEAST_US = 1e-3
 
 
@@ -45,7 +48,7 @@ class Lane:
     table: arena.Arena | None = None
 
     def enter(self, pool: Pool) -> None:
-        """Have the worker lay out a pool's sets, and run it once untimed."""
+        """Have the worker lay out a pool's sets."""
         entries = pool.sets * len(pool.sample.targets) * 8
         self.leave()
         self.room, self.table = arena.Arena.new(pool.stride * pool.sets), arena.Arena.new(entries)
@@ -58,8 +61,6 @@ class Lane:
             sets=pool.sets, stride=pool.stride,
         )  # fmt: skip
         self.samples = []
-        for number in range(2):
-            self.sprint(pool, pool.sets, random.Random(number))
 
     def leave(self) -> None:
         """Give the memory of the last pool back."""
@@ -73,7 +74,7 @@ class Lane:
         self.worker.ask("drop", seconds=60.0)
         self.worker.stop()
         try:
-            self._fill(pool, source)
+            self._fill(pool, count, source)
             time.sleep(_SETTLE_S)  # threads that filled the sets may still spin
         finally:
             before = time.perf_counter()
@@ -81,9 +82,9 @@ class Lane:
         self.worker.ask("sprint", seconds=self.call_s * max(count, 1), count=count)
         return time.perf_counter() - before
 
-    def _fill(self, pool: Pool, source: random.Random) -> None:
+    def _fill(self, pool: Pool, count: int, source: random.Random) -> None:
         assert self.room is not None
-        self.contents = [(source.randrange(len(pool.sources)), source.uniform(0.7, 1.4)) for _ in range(pool.sets)]
+        self.contents = [(source.randrange(len(pool.sources)), source.uniform(0.7, 1.4)) for _ in range(count)]
         raws = [pool.raw(number) for number in range(len(pool.sources))]
         for number, (which, by) in enumerate(self.contents):
             for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
@@ -92,16 +93,32 @@ class Lane:
                     arena.refill(room, raws[which][storage], pool.scaled[storage], by)
 
 
-def block(
-    lane: Lane, pool: Pool, seconds: float, empty_s: float, source: random.Random, check: Callable[[Lane], None]
-) -> float:
-    """Return microseconds of one call, from sprints that together took at least `seconds`."""
+@dataclass(frozen=True)
+class Sprints:
+    """How a pool is run: calls a sprint, seconds an empty sprint takes, least seconds of a block."""
+
+    pool: Pool
+    calls: int
+    empty_s: float
+    block_s: float
+
+
+def pace(trusted: Lane, pool: Pool, block_s: float, source: random.Random) -> Sprints:
+    """Return sprints of which a block holds about three, paced by a trusted lane; slow kernels use fewer sets."""
+    empty_s = statistics.median(trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS))
+    trusted.sprint(pool, _LEAST_CALLS, source)
+    call_s = max(trusted.sprint(pool, _LEAST_CALLS, source) - empty_s, 1e-6) / _LEAST_CALLS
+    return Sprints(pool, min(pool.sets, max(_LEAST_CALLS, int(block_s / 3 / call_s))), empty_s, block_s)
+
+
+def block(lane: Lane, sprints: Sprints, source: random.Random, check: Callable[[Lane], None]) -> float:
+    """Return microseconds of one call, from sprints that together took at least a block's seconds."""
     times: list[float] = []
-    while sum(times) < seconds or len(times) < 3:
-        times.append(lane.sprint(pool, pool.sets, source))
+    while sum(times) < sprints.block_s or len(times) < _LEAST_SPRINTS:
+        times.append(lane.sprint(sprints.pool, sprints.calls, source))
         if lane.strides is not None and (len(times) == 1 or source.random() < _CHECK_SHARE):
             check(lane)
-    return max((statistics.median(times) - empty_s) / pool.sets * 1e6, _LEAST_US)
+    return max((statistics.median(times) - sprints.empty_s) / sprints.calls * 1e6, _LEAST_US)
 
 
 def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: float, source: random.Random) -> None:
@@ -112,11 +129,16 @@ def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: 
         assert lane.strides is not None
         check_sprint(lane.worker, lane.table, lane.strides, pool, lane.contents, bank, source)
 
-    trusted = next(lane for lane in lanes if lane.strides is None)
-    empty_s = statistics.median(trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS))
+    sprints = pace(next(lane for lane in lanes if lane.strides is None), pool, block_s, source)
+    for lane in lanes:
+        for _ in range(_WARM_SPRINTS):
+            lane.sprint(pool, sprints.calls, source)
     for number in range(rounds):
         for lane in lanes if number % 2 == 0 else reversed(lanes):
-            lane.samples.append(block(lane, pool, block_s, empty_s, source, check))
+            lane.samples.append(block(lane, sprints, source, check))
+    for lane in lanes:
+        if lane.strides is not None:
+            check(lane)  # the very last calls: a kernel may change its mind after any number
 
 
 def as_race(lanes: Sequence[Lane], pool: Pool, subject: str, block_s: float, cache: str) -> Race:

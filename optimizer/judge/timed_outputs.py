@@ -34,11 +34,11 @@ def check_sprint(
 
     strides: of the outputs, as they were while untimed. filled: what the sets were filled with.
     """
-    chosen = source.sample(range(pool.sets), min(_CALLS_LOOKED_AT, pool.sets))
+    chosen = source.sample(range(len(filled)), min(_CALLS_LOOKED_AT, len(filled)))
     targets = pool.sample.targets
     worker.stop()
     try:
-        pointers = table.bytes_at(0, pool.sets * len(targets) * 8).view(torch.int64).view(pool.sets, -1).clone()
+        pointers = table.bytes_at(0, len(filled) * len(targets) * 8).view(torch.int64).view(len(filled), -1).clone()
         got = [
             [_read(worker, int(p), t.reference, s) for p, t, s in zip(pointers[entry], targets, strides, strict=True)]
             for entry in chosen
@@ -51,7 +51,7 @@ def check_sprint(
     if others:
         raise TimedOutputError(f"{others} other process(es) of the candidate run beside a timed call")
     for number, (target, view) in enumerate(zip(targets, pool.sample.is_view, strict=True)):
-        if target.reference.numel() and not view and len(set(pointers[:, number].tolist())) < pool.sets:
+        if target.reference.numel() and not view and len(set(pointers[:, number].tolist())) < len(filled):
             raise TimedOutputError(f"output {number} of several timed calls lies at one address: a static buffer")
     for entry, outputs in zip(chosen, got, strict=True):
         problem = misfit(outputs, bank.timed_targets(pool.sample, contents(pool, *filled[entry])))

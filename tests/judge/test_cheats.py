@@ -205,7 +205,7 @@ CHEATS: dict[str, Cheat] = {
         def kernel(x, weight):
             global calls, last
             calls += 1
-            if calls < 60 or last is None or last.shape != x.shape:
+            if calls < 45 or last is None or last.shape != x.shape:
                 last = right(x, weight)
             return last.clone()
         """),
