@@ -164,6 +164,41 @@ class Builder:
             return tuple(() if d in gone else g for d, g in enumerate(dims))
         return tuple(g for d, g in enumerate(dims) if d not in gone)
 
+    def unrolled(self, value: int, done: dict[int, int]) -> int:
+        """Return `value` with reductions over several axes taken apart along those that are pieces of a dimension.
+
+        A norm over a dimension whose halves are rotated later sums over (2, half): that is the sum over one half plus
+        the sum over the other.
+        """
+        if value not in done:
+            item = self.code[value]
+            if isinstance(item, Compute):
+                item = replace(item, args=tuple(self.unrolled(a, done) for a in item.args))
+            elif isinstance(item, Load | Position):
+                indexes = tuple(
+                    replace(i, terms=tuple(self._unrolled_term(t, done) for t in i.terms)) for i in _indexes(item)
+                )
+                item = replace(item, index=indexes) if isinstance(item, Load) else replace(item, index=indexes[0])
+            done[value] = self._taken_apart(item, done) if isinstance(item, _Over) else self.add(item)
+        return done[value]
+
+    def _unrolled_term(self, term: Term, done: dict[int, int]) -> Term:
+        return term if term.value is None else replace(term, value=self.unrolled(term.value, done))
+
+    def _taken_apart(self, item: _Over, done: dict[int, int]) -> int:
+        arg, axes = self.unrolled(item.arg, done), self.axes.leaves(item.axes)
+        pieces = [a for a in axes if a in self.axes.fixed]
+        if len(axes) < 2 or not pieces:
+            return self.add(replace(item, arg=arg))
+        rest = tuple(a for a in axes if a != pieces[0])
+        total: int | None = None
+        for number in range(self.axes.hint(pieces[0])):
+            part = self.substitute(arg, {pieces[0]: (Term(number, ()),) if number else ()})
+            one = self._taken_apart(replace(item, arg=part, axes=rest), {part: part})
+            total = one if total is None else self.compute(_JOIN[item.op], (total, one), item.dtype)
+        assert total is not None
+        return total
+
     # --- views --------------------------------------------------------------------------------------------------
 
     def narrow(self, tensor: Tensor, dim: int, start: int, step: int, size: int, why: str) -> Tensor:
@@ -269,6 +304,9 @@ class Builder:
         if len(wide) != 1:
             raise Unsupported(f"{why}: slices a dimension that views or broadcasting made of {len(wide)} others")
         return wide[0]
+
+
+_JOIN = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,16 @@ class CppKnobs:
 
     grain: elements of the iteration space a thread should get at least. block: columns a thread takes at a time where
     nothing is reduced. keep: which values are kept in a row buffer between passes instead of being computed again.
-    width: vector width in bits the compiler prefers. unroll: let it unroll loops.
+    width: vector width in bits the compiler prefers. unroll: let it unroll loops. hoist: widen what varies only along
+    the row (weights) once a thread, not once a row.
     """
 
     grain: int = 16384
     block: int = 4096
-    keep: Keep = "dear"
+    keep: Keep = "all"
     width: Literal[256, 512] = 512
     unroll: bool = False
+    hoist: bool = False
 
     def as_dict(self) -> dict[str, str | int | bool]:
         return asdict(self)
@@ -40,7 +42,8 @@ class CppKnobs:
 
 # What each knob may be turned to, the most telling knob first.
 CHOICES: dict[str, tuple[str | int | bool, ...]] = {
-    "keep": ("dear", "all", "none"),
+    "keep": ("all", "dear", "none"),
+    "hoist": (False, True),
     "unroll": (False, True),
     "width": (512, 256),
     "grain": (16384, 4096, 65536),
@@ -50,7 +53,7 @@ CHOICES: dict[str, tuple[str | int | bool, ...]] = {
 
 def knob_space(program: LoopProgram) -> list[CppKnobs]:
     """Return settings worth trying, the best guess first, no two of which give the same code."""
-    return list(_distinct(program, [CppKnobs(), *_turned(CppKnobs()), CppKnobs(keep="all", unroll=True)]))
+    return list(_distinct(program, [CppKnobs(), *_turned(CppKnobs()), CppKnobs(hoist=True, unroll=True)]))
 
 
 def neighbours(program: LoopProgram, knobs: CppKnobs) -> list[CppKnobs]:
@@ -161,7 +164,7 @@ def _below_its_peak(code: Sequence[Instruction], value: int) -> bool:
 
 
 def _native(program: LoopProgram, knobs: CppKnobs) -> str:
-    loops = Loops(program, KEEP_ABOVE[knobs.keep])
+    loops = Loops(program, KEEP_ABOVE[knobs.keep], hoist=knobs.hoist)
     body = "\n".join(_rows(program, loops))
     uses = "\n".join([body, "larger smaller"])
     return "\n".join([_HEAD, vector_math(uses), _DRIVER, body, _entry(program, knobs)])
@@ -234,12 +237,16 @@ def _rows(program: LoopProgram, loops: Loops) -> list[str]:
     for n, walk in enumerate(loops.walks):
         if walk.varies:
             lines.append(f"    const int64_t c{n} = UNIT ? 1 : m[FIRST + {n} * STEP + {outer + 1}];")
-    if loops.kept:
+    buffers = loops.buffers()
+    if buffers:
         lines.append("    const size_t room = (size_t)(columns * 8 + 127) / 64 * 64;")
-        lines.append(f"    char* const memory = scratch.get(room * {len(loops.kept)});")
-        for value, n in loops.kept.items():
-            kind = "float" if program.code[value].dtype == "float32" else STORED[program.code[value].dtype]
-            lines.append(f"    {kind}* __restrict const b{n} = ({kind}*)(memory + room * {n});")
+        lines.append(f"    char* const memory = scratch.get(room * {len(buffers)});")
+        lines += [
+            f"    {kind}* __restrict const {name} = ({kind}*)(memory + room * {n});"
+            for n, (kind, name) in enumerate(buffers)
+        ]
+    if loops.hoisted:
+        lines += ["    {", *(f"        {line}" for line in loops.prologue()), "    }"]
     lines.append("    for (int64_t task = begin; task < end; ++task) {")
     lines.append("        const int64_t j0 = block * width, j1 = j0 + width < columns ? j0 + width : columns;")
     first = count - len(program.outputs)

@@ -59,9 +59,13 @@ class Pass:
 
 
 class Loops:
-    """Writes the loops of one program. keep_above: values dearer than this are kept in a row buffer between passes."""
+    """Writes the loops of one program.
 
-    def __init__(self, program: LoopProgram, keep_above: float) -> None:
+    keep_above: values dearer than this are kept in a row buffer between passes. hoist: compute what varies only along
+    the row once for all rows of a thread.
+    """
+
+    def __init__(self, program: LoopProgram, keep_above: float, *, hoist: bool = False) -> None:
         self.program = program
         self.code = program.code
         self.keep_above = keep_above
@@ -74,6 +78,7 @@ class Loops:
         self.level = self._levels()
         self.passes = self._passes()
         self.kept: dict[int, int] = {}
+        self.hoisted: list[int] = self._hoistable() if hoist else []
         self.made: dict[int, set[int]] = {}
         self._decide()
 
@@ -98,6 +103,43 @@ class Loops:
                 found.setdefault(level, Pass(level)).stores.append(number)
         return [found[level] for level in sorted(found)]
 
+    def _hoistable(self) -> list[int]:
+        """Return the values along the row that others which vary over rows too are made of."""
+        used = {v for item in self.code if item.kind == "full" for v in needs(item)}
+        stored = {o.value for o in self.program.outputs}
+        wanted = [v for v in sorted(used | stored) if self.code[v].kind == "column"]
+        return [] if not self.program.reduces or any(self.level[v] for v in wanted) else wanted
+
+    def prologue(self) -> list[str]:
+        """Return the statements that fill the hoisted buffers, once before the rows."""
+        if not self.hoisted:
+            return []
+        below: set[int] = set()
+        stack = list(self.hoisted)
+        while stack:
+            value = stack.pop()
+            if value not in below:
+                below.add(value)
+                stack += needs(self.code[value])
+        lines: list[str] = []
+        for value in sorted(below):
+            item = self.code[value]
+            if isinstance(item, Load):
+                lines += self._base(value)
+            if not self.in_loop(value) and not isinstance(item, Constant):
+                lines.append(f"const {HELD[item.dtype]} v{value} = {self._expression(value)};")
+        lines.append("for (int64_t j = 0; j < columns; ++j) {")
+        for value in sorted(v for v in below if self.in_loop(v)):
+            lines.append(f"    const {HELD[self.code[value].dtype]} v{value} = {self._expression(value)};")
+        lines += [f"    h{n}[j] = v{value};" for n, value in enumerate(self.hoisted)]
+        return [*lines, "}"]
+
+    def buffers(self) -> list[tuple[str, str]]:
+        """Return (type, name) of every row buffer."""
+        named = [(value, f"b{n}") for value, n in self.kept.items()]
+        named += [(value, f"h{n}") for n, value in enumerate(self.hoisted)]
+        return [(HELD[self.code[value].dtype], name) for value, name in named]
+
     def in_loop(self, value: int) -> bool:
         return self.code[value].kind in ("full", "column")
 
@@ -115,6 +157,8 @@ class Loops:
                 if value in now:
                     continue
                 now.add(value)
+                if value in self.hoisted:
+                    continue
                 if self._made_before(value, number) and self._cost(value, number) > self.keep_above:
                     self.kept.setdefault(value, len(self.kept))
                 else:
@@ -213,6 +257,8 @@ class Loops:
             held = HELD[item.dtype]
             first = not self._made_before(value, number)
             text = self._expression(value) if value not in self.kept or first else f"b{self.kept[value]}[j]"
+            if value in self.hoisted:
+                text = f"h{self.hoisted.index(value)}[j]"
             yield f"const {held} v{value} = {text};"
             if value in self.kept and first:
                 yield f"b{self.kept[value]}[j] = v{value};"

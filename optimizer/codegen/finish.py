@@ -34,6 +34,8 @@ class Wanted:
 
 def finish(builder: Builder, inputs: Sequence[Input], wanted: Sequence[Wanted], *, single: bool) -> LoopProgram:
     """Return the program that makes `wanted`; raise Unsupported where one loop nest cannot."""
+    done: dict[int, int] = {}
+    wanted = [replace(w, tensor=replace(w.tensor, value=builder.unrolled(w.tensor.value, done))) for w in wanted]
     live = _live(builder, [w.tensor.value for w in wanted])
     axes = _space(builder, wanted, live)
     number = {axis: n for n, axis in enumerate(axes)}
@@ -192,5 +194,6 @@ def _check(program: LoopProgram) -> None:
     if not any(item.kind in ("full", "row", "column") for item in program.code):
         raise Unsupported("the region reads no tensor: there is nothing to loop over")
     for output in program.outputs:
-        if isinstance(program.code[output.value], Load):
+        item = program.code[output.value]
+        if isinstance(item, Load) and not needs(item):
             raise Unsupported("an output is a view of an input: a kernel would have to copy it")

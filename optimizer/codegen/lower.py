@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
-from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from . import pointwise as pointwise
 from . import reductions as reductions
@@ -57,11 +55,15 @@ def lower(reference: Reference, inputs: Sequence[torch.Tensor]) -> LoopProgram:
 def _trace(reference: Reference, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """Return the core-ATen graph of one call, without mutations of intermediates."""
     pure = torch.func.functionalize(reference, remove="mutations")
+
+    def called(*args: torch.Tensor) -> Any:  # hides arguments with defaults, which make_fx would ask for
+        return pure(*args)
+
     try:
         with torch.no_grad():
-            traced = make_fx(pure, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*inputs)
-    except (GuardOnDataDependentSymNode, UnsupportedFakeTensorException) as error:
-        raise Unsupported(f"the region's shape depends on values: {str(error).splitlines()[0]}") from error
+            traced = make_fx(called, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*inputs)
+    except RuntimeError as error:  # shapes that depend on values, ops without a fake, state of a transform left open
+        raise Unsupported(f"the region cannot be traced: {str(error).splitlines()[0]}") from error
     traced.graph.eliminate_dead_code()
     return traced
 

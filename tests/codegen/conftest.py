@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loop_regions import Kernels  # type: ignore[import-not-found]
+from loop_regions import Kernels
 
 
 @pytest.fixture(scope="session")

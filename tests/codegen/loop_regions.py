@@ -85,6 +85,10 @@ def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
 
 
+def normed_rotary(q: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotary(rms_norm(q, w), cos, sin)
+
+
 def _mask(columns: int, dtype: torch.dtype) -> Tensor:
     hidden = torch.arange(columns) % 3 == 1
     return torch.zeros(1, 1, columns).masked_fill(hidden, -math.inf).to(dtype)
@@ -140,6 +144,17 @@ REGIONS = [
         rotary,
         lambda r, c, d: (_draw(2, 3, r, 2 * c, dtype=d), _draw(2, r, 2 * c, dtype=d), _draw(2, r, 2 * c, dtype=d)),
     ),
+    Region(
+        "normed_rotary",
+        normed_rotary,
+        lambda r, c, d: (
+            _draw(2, 3, r, 2 * c, dtype=d),
+            _draw(2 * c, dtype=d),
+            _draw(2, r, 2 * c, dtype=d),
+            _draw(2, r, 2 * c, dtype=d),
+        ),
+    ),
+    Region("embedding", functional.embedding, lambda r, c, d: (torch.randint(0, 11, (2, r)), _draw(11, c, dtype=d))),
 ]
 DTYPES = [torch.bfloat16, torch.float32]
 

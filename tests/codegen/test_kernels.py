@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loop_regions import DTYPES, REGIONS, Kernels, Region, assert_close, exact, layer_norm, several  # type: ignore[import-not-found]
+from loop_regions import DTYPES, REGIONS, Kernels, Region, assert_close, exact, layer_norm, several
 from torch import Tensor
 from torch.nn import functional
 

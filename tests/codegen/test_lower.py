@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loop_regions import Function, layer_norm, masked_softmax, rms_norm, rotary  # type: ignore[import-not-found]
+from loop_regions import Function, layer_norm, masked_softmax, rms_norm, rotary
 from torch import Tensor
 from torch.nn import functional
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loop_regions import layer_norm  # type: ignore[import-not-found]
+from loop_regions import layer_norm
 from torch import Tensor
 
 from hotswap.extractor.load_task import LoadedTask
