@@ -64,6 +64,16 @@ def test_nan_and_infinity_end_where_they_end_in_float64(kernels: Kernels, region
         assert_close(got, want, 40)
 
 
+def test_extremes_of_a_row_with_a_nan_anywhere_are_nan(kernels: Kernels) -> None:
+    def extremes(x: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(-1), x.amin(-1), x.relu(), x.clamp(-0.5, 0.5)
+
+    kernel = kernels.build(extremes, (torch.randn(3, 4),))
+    x = torch.randn(50, 50).fill_diagonal_(math.nan)
+    for got, want in zip(kernel(x), extremes(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 @everywhere
 def test_no_rows_give_no_rows(kernels: Kernels, region: Region) -> None:
     inputs = region.inputs(0, 7, torch.float32)
