@@ -230,23 +230,7 @@ def _rows(program: LoopProgram, loops: Loops) -> list[str]:
         "        for (int a = 0; a < WALKS; ++a) o[a] += at[d] * m[FIRST + a * STEP + 1 + d];",
         "    }",
     ]
-    lines += [f"    const int64_t size{n} = m[{extra + n}];" for n in range(len(loops.sizes))]
-    for n in range(len(loops.gathers)):
-        place = extra + len(loops.sizes) + 2 * n
-        lines.append(f"    const int64_t g{n}_step = m[{place}], g{n}_bound = m[{place + 1}];")
-    for n, walk in enumerate(loops.walks):
-        if walk.varies:
-            lines.append(f"    const int64_t c{n} = UNIT ? 1 : m[FIRST + {n} * STEP + {outer + 1}];")
-    buffers = loops.buffers()
-    if buffers:
-        lines.append("    const size_t room = (size_t)(columns * 8 + 127) / 64 * 64;")
-        lines.append(f"    char* const memory = scratch.get(room * {len(buffers)});")
-        lines += [
-            f"    {kind}* __restrict const {name} = ({kind}*)(memory + room * {n});"
-            for n, (kind, name) in enumerate(buffers)
-        ]
-    if loops.hoisted:
-        lines += ["    {", *(f"        {line}" for line in loops.prologue()), "    }"]
+    lines += _names(loops, outer)
     lines.append("    for (int64_t task = begin; task < end; ++task) {")
     lines.append("        const int64_t j0 = block * width, j1 = j0 + width < columns ? j0 + width : columns;")
     first = count - len(program.outputs)
@@ -268,6 +252,29 @@ def _rows(program: LoopProgram, loops: Loops) -> list[str]:
         "    return bad;",
         "}",
     ]
+    return lines
+
+
+def _names(loops: Loops, outer: int) -> list[str]:
+    """Return the statements that name the plan's numbers and the row buffers, and fill the hoisted ones."""
+    extra = outer + 2
+    lines = [f"    const int64_t size{n} = m[{extra + n}];" for n in range(len(loops.sizes))]
+    for n in range(len(loops.gathers)):
+        place = extra + len(loops.sizes) + 2 * n
+        lines.append(f"    const int64_t g{n}_step = m[{place}], g{n}_bound = m[{place + 1}];")
+    for n, walk in enumerate(loops.walks):
+        if walk.varies:
+            lines.append(f"    const int64_t c{n} = UNIT ? 1 : m[FIRST + {n} * STEP + {outer + 1}];")
+    buffers = loops.buffers()
+    if buffers:
+        lines.append("    const size_t room = (size_t)(columns * 8 + 127) / 64 * 64;")
+        lines.append(f"    char* const memory = scratch.get(room * {len(buffers)});")
+        lines += [
+            f"    {kind}* __restrict const {name} = ({kind}*)(memory + room * {n});"
+            for n, (kind, name) in enumerate(buffers)
+        ]
+    if loops.hoisted:
+        lines += ["    {", *(f"        {line}" for line in loops.prologue()), "    }"]
     return lines
 
 
