@@ -24,7 +24,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "threads": ("N", "Threads of torch and of CPU kernels."),
     "budget": ("TIME", "Time the search may take: 90s, 10m, 1h."),
     "top": ("N", "How many tasks to work on, those with the most to gain first."),
-    "mode": ("NAME", "What runs around the kernels: auto, eager, cudagraph or inductor."),
+    "mode": ("NAME", "What runs around the kernels: auto, eager or inductor."),
     "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
     "out": ("DIR", "Run directory to write; runs/<time>-<model> unless given."),
 }

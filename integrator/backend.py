@@ -21,7 +21,7 @@ from .winners import load_winners, store_folder, stored_winners
 logger = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
-TAILS: tuple[Tail, ...] = tuple(t for t in get_args(Tail) if t != "cudagraph")
+TAILS: tuple[Tail, ...] = get_args(Tail)
 
 
 class SwapBackend:

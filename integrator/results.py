@@ -8,7 +8,7 @@ from typing import Literal
 from ..models.record import Record
 from ..optimizer.verdict import Arm, Interval
 
-Tail = Literal["eager", "cudagraph", "inductor"]
+Tail = Literal["eager", "inductor"]
 Outcome = Literal["kernel", "inductor", "left alone", "dropped"]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, Task, task_folder
+from ..models.errors import InputError
 from ..models.progress import Progress
 from ..models.settings import Settings
 from ..optimizer.candidate import Proposer
@@ -39,18 +41,18 @@ def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Sett
                 _left_alone(task, reason).save(path)
                 continue
             folder = task_folder(directory.tasks, rank, task)
-            loaded = load_task(folder)
-            proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
-            with Judge(folder, seed=None, block_s=_block_s(settings)) as judge:
-                winner = search(
-                    folder,
-                    ledger=ledger,
-                    judge=judge,
-                    proposers=proposers,
-                    seconds=seconds,
-                    progress=progress,
-                )
+            try:
+                winner = _search_one(folder, ledger, seconds, settings, progress)
+            except InputError as error:  # the judge refuses a task that proves nothing, and says what it lacks
+                winner = _left_alone(task, str(error))
             winner.save(path)
+
+
+def _search_one(folder: Path, ledger: Ledger, seconds: float, settings: Settings, progress: Progress) -> Winner:
+    loaded = load_task(folder)
+    proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
+    with Judge(folder, block_s=_block_s(settings)) as judge:
+        return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
 
 
 def _portion(tasks: Sequence[Task], left_s: float) -> float:

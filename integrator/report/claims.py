@@ -11,7 +11,6 @@ from .races import best_unpatched, comparison, rivals
 
 TAILS = {
     "eager": "everything that was not swapped runs in eager",
-    "cudagraph": "everything that was not swapped is replayed from CUDA graphs",
     "inductor": "everything that was not swapped is compiled by Inductor",
 }
 OUTCOMES = {"kernel": "kernel", "inductor": "Inductor's code", "left alone": "left alone", "dropped": "dropped"}
