@@ -66,7 +66,8 @@ def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path
     with torch.set_grad_enabled(capture.workload.mode == "training"):
         times = {g.index: node_times_us(g, profile.device) for g in capture.graphs}
     runs = {g.index: sum(n * weights[c] for c, n in g.runs.items()) for g in capture.graphs}
-    step_us = sum(c.step_us * c.weight for c in profile.calls)
+    # The least of the samples, not the median: what else the machine did while it was timed only ever adds.
+    step_us = sum(min(c.step_samples_us, default=c.step_us) * c.weight for c in profile.calls)
     drafts = _drafts(capture, times, runs)
     ranked = sorted((_task(d, profile.limits, step_us, profile.device) for d in drafts), key=lambda t: -t[1].gain_us)
     chosen = _named([(d, t) for d, t in ranked if t.gain_us > 0 or t.share >= _WORTH_A_TRY][:top])

@@ -16,7 +16,8 @@ Outcome = Literal["kernel", "inductor", "left alone", "dropped"]
 class EndToEnd(Record):
     """Interleaved whole-model timing of one example call.
 
-    arms: "eager", "compile", "hotswap" and any other baseline; speedup: rival's name to (rival / hotswap), above 1 is a gain.
+    arms: "eager", "compile", "hotswap" and any other baseline.
+    speedup: rival's name to (rival / hotswap), above 1 is a gain.
     compile_s: arm to seconds of its first call.
     """
 
@@ -30,7 +31,10 @@ class EndToEnd(Record):
 
 @dataclass(frozen=True)
 class LeafCheck(Record):
-    """One leaf of the output tree. error, eager_error: relative error in norm of hotswap and of eager, both to the fp32 run."""
+    """One leaf of the output tree.
+
+    error, eager_error: relative error in norm of hotswap and of eager, both to the run one precision up.
+    """
 
     path: str
     dtype: str
@@ -44,7 +48,10 @@ class LeafCheck(Record):
 
 @dataclass(frozen=True)
 class Check(Record):
-    """One verification input. top1: share of equal arg-max over the last dim of the leading float leaf, None where it means nothing."""
+    """One verification input.
+
+    top1: share of equal arg-max over the last dim of the leading float leaf, None where it means nothing.
+    """
 
     name: str
     passed: bool

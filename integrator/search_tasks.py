@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, Task, task_folder
@@ -25,6 +26,7 @@ from .run_directory import RunDirectory
 _COULD_MOVE_THE_MODEL = 1.005
 # Under this much of the budget a judge cannot even start its rivals.
 _LEAST_SECONDS = 3.0
+_LONG_BUDGET_S = 300.0
 
 
 def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Settings, progress: Progress) -> None:
@@ -51,7 +53,7 @@ def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Sett
 def _search_one(folder: Path, ledger: Ledger, seconds: float, settings: Settings, progress: Progress) -> Winner:
     loaded = load_task(folder)
     proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
-    with Judge(folder, block_s=_block_s(settings)) as judge:
+    with Judge(folder, **_pace(settings)) as judge:
         return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
 
 
@@ -75,6 +77,20 @@ def _left_alone(task: Task, reason: str) -> Winner:
     return Winner(task.name, task.fingerprint, "leave", None, None, None, None, False, 0, reason)
 
 
-def _block_s(settings: Settings) -> float:
-    """Return the length of timed blocks: clocks hold up over 0.2 s, which a short budget cannot pay for."""
-    return 0.2 if settings.budget_s >= 600 else 0.05
+def _pace(settings: Settings) -> Pace:
+    """Return how the judge times: a long budget pays for blocks over which clocks settle and pools beyond the caches.
+
+    A short one buys many small blocks instead: on a shared machine disturbances come in bursts, which the median of
+    many blocks leaves out.
+    """
+    if settings.budget_s >= _LONG_BUDGET_S:
+        return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
+    return {"block_s": 0.02, "rounds": 16, "pool_bytes": 24 << 20}
+
+
+class Pace(TypedDict):
+    """How the judge times: seconds of a block, blocks a side, bytes of timed input sets."""
+
+    block_s: float
+    rounds: int
+    pool_bytes: int

@@ -40,7 +40,8 @@ class Domain(Record):
 class Winner(Record):
     """How a task ended.
 
-    choice: "kernel" (source is ours), "inductor" (its code for the region was best) or "leave" (eager is best or nothing passed).
+    choice: "kernel" (source is ours), "inductor" (its code for the region was best) or "leave" (eager is best or
+    nothing passed).
     source: the candidate file's text, None unless a kernel. static_weights: it packs weights that are not views.
     attempts: tries on record. reason: one line for a reader.
     """

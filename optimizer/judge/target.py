@@ -18,6 +18,8 @@ from torch import Tensor
 from .oracle import Oracle
 
 _LEAST_FOR_NORM = 256
+# Fewer values than this do not show the scale of their row.
+_LEAST_FOR_ROW = 16
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,16 @@ def _ulp(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _row_max(values: Tensor) -> Tensor:
+    """Return the largest value of each row, a row being the last dims that together hold enough values.
+
+    A row of one value may have come out near zero by cancellation: that says nothing of the size of what was added.
+    """
     if values.dim() == 0 or values.numel() == 0:
         return values
-    return values.amax(-1, keepdim=True)
+    dims = [values.dim() - 1]
+    while dims[-1] > 0 and math.prod(values.shape[d] for d in dims) < _LEAST_FOR_ROW:
+        dims.append(dims[-1] - 1)
+    return values.amax(dims, keepdim=True)
 
 
 def misfit(got: Sequence[Tensor], wanted: Sequence[Target]) -> str | None:

@@ -129,3 +129,19 @@ def test_bounds_taken_over_to_other_values_still_tell_right_from_wrong() -> None
     exact = rounding_inside(x.double())[0]
     assert misfit(rounding_inside(x), [target.at(exact)]) is None
     assert misfit([rounding_inside(x)[0] * 1.1], [target.at(exact)]) is not None
+
+
+def one_column(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.nn.functional.linear(x, w),)
+
+
+def test_rows_of_one_value_are_judged_at_the_scale_of_their_neighbours() -> None:
+    """Where a sum cancels, an honest kernel is as far off as everywhere else."""
+    x, w = draw(64, 32).bfloat16(), draw(1, 32, seed=1).bfloat16()
+    x[5, 0] = 0.0
+    x[5, 0] = -((x[5].double() @ w[0].double()) / w[0, 0].double())
+    exact = one_column(x.double(), w.double())[0]
+    off = exact.clone()
+    off[5] += 0.5 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+    target = targets(one_column, Oracle(one_column, (x, w)), (x, w), torch.Generator().manual_seed(0))
+    assert misfit((off.to(torch.bfloat16),), target) is None
