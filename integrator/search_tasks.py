@@ -85,7 +85,7 @@ def _pace(settings: Settings) -> Pace:
     """
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
-    return {"block_s": 0.02, "rounds": 16, "pool_bytes": 24 << 20}
+    return {"block_s": 0.03, "rounds": 10, "pool_bytes": 24 << 20}
 
 
 class Pace(TypedDict):

@@ -14,6 +14,8 @@ from .winner import Choice
 
 # Within this much of the floor a task is solved: the floor itself is measured, to a few percent.
 AT_FLOOR = 1.05
+# A kernel this much faster than its rivals is tried in the model even where its own interval holds 1.0.
+WORTH_TRYING = 1.02
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,18 @@ def headroom(task: Task, baseline: Race, verdict: Verdict | None) -> float | Non
 def decide(
     task: Task, baseline: Race, best: Attempt | None, history: Sequence[Attempt], refusals: Sequence[str] = ()
 ) -> Decision:
-    """Return what the task ends with: our kernel only where it clears the best rival, else the best rival itself."""
+    """Return what the task ends with: our kernel where it reads faster than the best rival, else that rival.
+
+    One whose interval holds 1.0 goes on to the ablation in the whole model, which drops what does not pay.
+    """
     inductor = inductor_gain(baseline)
     if best is not None and best.verdict is not None and best.verdict.speedup is not None:
         won = best.verdict.speedup
         rival = "Inductor's code" if inductor is not None and inductor.low > 1.0 else "eager"
-        if won.low > 1.0:
-            return Decision("kernel", f"{times(won)} {rival}; {best.proposer}, attempt {best.number} of {len(history)}")
+        doubt = "" if won.low > 1.0 else "; within noise alone, so the whole model decides"
+        if won.low > 1.0 or won.median >= WORTH_TRYING:
+            who = f"{best.proposer}, attempt {best.number} of {len(history)}"
+            return Decision("kernel", f"{times(won)} {rival}; {who}{doubt}")
         ours = f"our best was {times(won)} that"
     else:
         ours = nothing_passed(history, refusals)
