@@ -28,6 +28,7 @@ def ablate(
     seconds: float,
     predicted: Mapping[str, float] | None = None,
     within_noise: Literal["drop", "keep"] = "drop",
+    add_one_in: bool = True,
     mode: Mode = "inference",
     pace: Pace | None = None,
     seed: int = 0,
@@ -35,7 +36,8 @@ def ablate(
     """Return what each task does to the whole step, in the order of `tasks` (task name to fingerprint).
 
     call: one step of the patched model. seconds: what it may take; many tasks get shorter and fewer blocks, never
-    under 5 a side, and add-one-in is left out before that. predicted: Amdahl's gain for each task, kept in the record.
+    under 5 a side, and add-one-in is left out before that, or where it is not asked for. predicted: Amdahl's gain for
+    each task, kept in the record.
     within_noise: what becomes of a task whose interval holds 1.0. Ends with every task on; dropping is the caller's.
     """
     if not tasks:
@@ -44,7 +46,7 @@ def ablate(
     try:
         with grad_mode(mode):
             each, switch = _costs(patch, call, tasks, pace)
-            pace, alone_too = plan(each, switch, len(tasks), seconds, pace)
+            pace, alone_too = plan(each, switch, len(tasks), seconds, pace, add_one_in=add_one_in)
             samples = interleave(_arms(patch, call, tasks, alone_too=alone_too), pace, seed=seed).samples_us
     finally:
         _set(patch, tasks, tasks)
@@ -67,12 +69,14 @@ def decide(interval: Interval, within_noise: Literal["drop", "keep"] = "drop") -
     return within_noise == "keep", f"within noise: {figures}"
 
 
-def plan(call_s: float, switch_s: float, tasks: int, seconds: float, pace: Pace) -> tuple[Pace, bool]:
+def plan(
+    call_s: float, switch_s: float, tasks: int, seconds: float, pace: Pace, *, add_one_in: bool = True
+) -> tuple[Pace, bool]:
     """Return the pace that fits `seconds`, and whether add-one-in fits too.
 
     call_s: seconds of one step. switch_s: of the first step of a new combination, which has to be compiled.
     """
-    for alone_too in (True, False):
+    for alone_too in (True, False) if add_one_in else (False,):
         arms = 2 * tasks + 2 if alone_too else tasks + 1
         # Each arm warms up and tries its block once; each block has one call ahead of it.
         for block_s in (pace.block_s, pace.block_s / 2, pace.block_s / 4, call_s):
@@ -94,7 +98,7 @@ def _costs(patch: Switchable, call: Callable[[], object], tasks: Mapping[str, st
 
 
 def _paced(pace: Pace, rounds: int, block_s: float) -> Pace:
-    return replace(pace, rounds=min(rounds, MOST_ROUNDS), block_s=block_s)
+    return replace(pace, rounds=min(rounds, max(MOST_ROUNDS, pace.rounds)), block_s=block_s)
 
 
 def _arms(

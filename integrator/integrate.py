@@ -1,7 +1,7 @@
 """Put the winners into the model, keep what the whole model gains from, and write the report and the package.
 
-Order: choose the tail by measurement, verify the whole model (a failure is bisected to its task and dropped), ablate
-inside the model, drop what does not pay, verify and measure what is left.
+Order: choose the tail by measurement, ablate inside the model and drop what does not pay, verify the whole model with
+what is left (a failure is bisected to its task, which is dropped), measure.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from ..optimizer.ledger import Ledger
 from ..optimizer.winner import Winner
 from ..profiler.recording import Profile
 from .ablate import ablate
-from .blocks import Pace
+from .blocks import Pace, Timed, warm
 from .compose import headline_us, op_rows, predicted_speedup, skipped_rows, stories, waterfall
 from .export import Made, export
-from .measure import compiled_arm, grad_mode, measure, model_arm, pace_for
+from .measure import compiled_arm, grad_mode, many_rounds, measure, model_arm, pace_for
 from .patch import Patch
 from .report.render import write
 from .results import Ablation, Check, EndToEnd, Engagement, Report, Tail
 from .run_directory import RunDirectory
 from .verify import Expected, bisect, check, expect
 from .winners import load_winners
+
+# From this budget on each kernel is also added alone, which doubles the ablation.
+_LONG_BUDGET_S = 300.0
 
 
 @dataclass
@@ -96,13 +99,13 @@ class _Integration:
         """Fill the findings in; the model ends as it began."""
         self._compile_rivals()
         if self.kept:
-            self.progress("integrate", 1, 6, "verifying the whole model")
-            expected = expect(self.workload.model, self.workload.calls, seed=self.settings.seed)
-            self._drop_what_breaks(expected)
             self._choose_tail()
             self._ablate()
-            self.progress("integrate", 4, 6, "verifying what is kept")
-            self.found.checks = self._checks(expected, self._patch(self.found.tail))
+        if self.kept:
+            self.progress("integrate", 3, 6, "running the model as it is, and one precision up, on several inputs")
+            expected = expect(self.workload.model, self.workload.calls, seed=self.settings.seed)
+            self.progress("integrate", 4, 6, "verifying the whole model with what is kept")
+            self._drop_what_breaks(expected)
         if not self.kept:
             self.found.notes.append("no kernel was kept: the model is left as it is")
         self.progress("integrate", 5, 6, "timing the whole model, interleaved")
@@ -120,6 +123,13 @@ class _Integration:
             self.compile_s[f"hotswap ({tail})"] = time.perf_counter() - start
             self.patches[tail] = made
         return self.patches[tail]
+
+    def _pace(self, arms: int, seconds: float) -> Pace:
+        """Return the pace at which `arms` fit into about `seconds`."""
+        pace = pace_for(self.workload.model)
+        with grad_mode(self.workload.mode):
+            call_s = warm(Timed(model_arm(self.workload.model, self.heaviest)), pace)
+        return many_rounds(pace, call_s, arms, seconds)
 
     def _step(self, run: Callable[..., object]) -> Callable[[], object]:
         arm = model_arm(run, self.heaviest)
@@ -148,7 +158,7 @@ class _Integration:
             self.compiled[name], self.compile_s[name] = arm.call, arm.compile_s
 
     def _drop_what_breaks(self, expected: Expected) -> None:
-        patch = self._patch("eager")
+        patch = self._patch(self.found.tail)
 
         def passes() -> bool:
             self.found.checks = self._checks(expected, patch)
@@ -161,6 +171,8 @@ class _Integration:
             self.found.notes.append("verification fails even with every kernel off: the captured graph itself differs")
         for fingerprint in found.culprits if found.plain_passes else tuple(self.kept):
             self._drop(fingerprint, "the whole model is no longer itself with it (found by bisection)")
+        if self.kept:
+            passes()
 
     def _drop(self, fingerprint: str, reason: str) -> None:
         winner = self.kept.pop(fingerprint)
@@ -172,12 +184,10 @@ class _Integration:
 
     def _choose_tail(self) -> None:
         """Measure what runs the rest of the graph best: eager as it is, or Inductor."""
-        if not self.kept:
-            return
         if self.settings.mode != "auto":
             self.found.tail = self.settings.mode
             return
-        self.progress("integrate", 2, 6, "choosing what runs the rest of the graph")
+        self.progress("integrate", 1, 6, "choosing what runs the rest of the graph")
         tails: tuple[Tail, ...] = ("eager", "inductor")
         arms: dict[str, Callable[[], object]] = {tail: model_arm(self._patch(tail), self.heaviest) for tail in tails}
         race = measure(
@@ -185,7 +195,7 @@ class _Integration:
             call=self.heaviest,
             subject="eager",
             mode=self.workload.mode,
-            pace=pace_for(self.workload.model, Pace(rounds=8, block_s=0.1)),
+            pace=self._pace(len(tails), 3.0),
         )
         times = {arm.name: arm.median_us for arm in race.arms}
         self.found.tail = min(tails, key=lambda tail: times[tail])
@@ -193,17 +203,16 @@ class _Integration:
         self.found.notes.append(f"the rest of the graph runs through {self.found.tail}: {said} a step")
 
     def _ablate(self) -> None:
-        if not self.kept:
-            return
-        self.progress("integrate", 3, 6, "leaving kernels out one at a time")
+        self.progress("integrate", 2, 6, "leaving kernels out one at a time")
         tasks = {w.task: w.fingerprint for w in self.kept.values()}
         self.found.ablations = ablate(
             self._patch(self.found.tail),
             model_arm(self._patch(self.found.tail), self.heaviest),
             tasks,
-            seconds=min(60.0, 5.0 * len(tasks) + 5.0),
+            seconds=min(60.0, 4.0 + 3.0 * len(tasks)),
+            add_one_in=self.settings.budget_s >= _LONG_BUDGET_S,
             mode=self.workload.mode,
-            pace=pace_for(self.workload.model, Pace(block_s=0.1)),
+            pace=pace_for(self.workload.model),
             seed=self.settings.seed,
         )
         for effect in self.found.ablations:
@@ -223,7 +232,7 @@ class _Integration:
             call=call,
             subject=subject,
             mode=self.workload.mode,
-            pace=pace_for(self.workload.model),
+            pace=self._pace(len(arms), 10.0),
             compile_s=self.compile_s,
         )
         if self.kept:

@@ -73,10 +73,11 @@ def _move_into(domain: Domain, shapes: list[list[int]]) -> None:
 
 
 def _like(example: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    # Dense in the example's order of dims; between 0.5 and 1.5 roots, logarithms and quotients are all defined.
+    # Dense in the example's order of dims. Between 0.5 and 1.5 roots, logarithms and quotients are all defined; a mask
+    # that shows nothing would make nan, which opcheck takes for a difference.
     order = sorted(range(len(shape)), key=lambda d: _hint(example.stride()[d]), reverse=True)
     made = torch.empty([shape[d] for d in order], dtype=example.dtype, device=example.device)
-    made = made.uniform_(0.5, 1.5) if example.dtype.is_floating_point else made.zero_()
+    made = made.uniform_(0.5, 1.5) if example.dtype.is_floating_point else made.fill_(example.dtype == torch.bool)
     return made.permute([order.index(d) for d in range(len(shape))])
 
 

@@ -53,7 +53,7 @@ def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Sett
 def _search_one(folder: Path, ledger: Ledger, seconds: float, settings: Settings, progress: Progress) -> Winner:
     loaded = load_task(folder)
     proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
-    with Judge(folder, **_pace(settings)) as judge:
+    with Judge(folder, **_pace(settings, len(loaded.task.cases))) as judge:
         return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
 
 
@@ -77,15 +77,14 @@ def _left_alone(task: Task, reason: str) -> Winner:
     return Winner(task.name, task.fingerprint, "leave", None, None, None, None, False, 0, reason)
 
 
-def _pace(settings: Settings) -> Pace:
+def _pace(settings: Settings, cases: int) -> Pace:
     """Return how the judge times: a long budget pays for blocks over which clocks settle and pools beyond the caches.
 
-    A short one buys many small blocks instead: on a shared machine disturbances come in bursts, which the median of
-    many blocks leaves out.
+    A short one buys small blocks, and fewer of them where a task has several shapes to time.
     """
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
-    return {"block_s": 0.03, "rounds": 10, "pool_bytes": 24 << 20}
+    return {"block_s": 0.03, "rounds": 10 if cases == 1 else 6, "pool_bytes": 24 << 20}
 
 
 class Pace(TypedDict):
