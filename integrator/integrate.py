@@ -30,7 +30,7 @@ from .report.render import write
 from .results import Ablation, Check, EndToEnd, Engagement, Report, Tail
 from .run_directory import RunDirectory
 from .verify import Expected, bisect, check, expect
-from .winners import load_winners
+from .winners import load_winners, store_winner
 
 # From this budget on each kernel is also added alone, which doubles the ablation.
 _LONG_BUDGET_S = 300.0
@@ -72,6 +72,8 @@ def integrate(
 
     report()  # a run stopped from here on has a partial report, marked so
     work.measure_and_choose()
+    for winner in work.kept.values():
+        store_winner(winner)
     if work.kept:
         export(directory.patched, tuple(work.kept.values()), _made(directory, workload, settings), tail=found.tail)
     found.complete = True

@@ -6,6 +6,7 @@ search from the last finished attempt.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ..extractor.task import Extraction
 from ..models.environment import environment
 from ..models.progress import Progress, silent
 from ..models.record import write_text
-from ..models.settings import Settings, resolve
+from ..models.settings import Settings, resolve, rows
 from ..models.workload import Workload, as_calls
 from ..profiler.record import record, trace_paths
 from ..profiler.recording import Profile
@@ -59,7 +60,7 @@ def optimize(
 def optimize_workload(workload: Workload, settings: Settings, *, progress: Progress = silent, command: str = "") -> Run:
     """Run all stages on `workload` in a new run directory and return the finished run."""
     name = workload.spec or type(workload.model).__name__
-    shown = {key: str(getattr(settings, key)) for key in settings.sources}
+    shown = {setting: value for setting, value, _ in rows(settings) if value != "-" and setting != "out"}
     with RunDirectory.create(
         name, out=settings.out, settings=shown, sources=settings.sources, seed=settings.seed
     ) as directory:
@@ -100,7 +101,7 @@ def profile_stage(directory: RunDirectory, workload: Workload, progress: Progres
     progress("profile", 0, 1, "recording under torch.profiler")
     profile = record(workload, trace=directory.trace)
     profile.save(directory.profile)
-    write_text(directory.environment, "\n".join(f"{k}: {v}" for k, v in environment().items()) + "\n")
+    write_text(directory.environment, json.dumps(environment(), indent=1) + "\n")
     said = write_tensorboard(profile, trace_paths(directory.trace, workload.calls), directory.tensorboard)
     progress("profile", 1, 1, said or "")
     return profile

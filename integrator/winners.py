@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Protocol
 
 from ..models.cache import cache_dir
+from ..models.environment import environment
 from ..models.errors import RecordError, SpecError
 from ..optimizer.winner import Winner
 from .results import Report, Tail
@@ -57,8 +60,19 @@ def chosen_tail(run: RunLike) -> Tail:
 
 
 def store_folder() -> Path:
-    """Return the store of winners, used where no run is named. It may not exist yet."""
-    return cache_dir() / "store"
+    """Return this machine's part of the store of winners, used where no run is named. It may not exist yet.
+
+    Another CPU, device, thread count or toolchain is another part: a kernel that won there need not win here.
+    """
+    key = hashlib.sha256(json.dumps(environment(), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_dir() / "store" / key
+
+
+def store_winner(winner: Winner) -> Path:
+    """Put a winner into the store, in the place of an earlier one for its region; return its file."""
+    path = store_folder() / f"{winner.fingerprint}.json"
+    winner.save(path)
+    return path
 
 
 def stored_winners() -> tuple[Winner, ...]:

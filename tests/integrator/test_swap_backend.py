@@ -14,7 +14,7 @@ from torch import nn
 import hotswap
 from hotswap.integrator import backend, winners
 from hotswap.integrator.results import Report
-from hotswap.integrator.winners import chosen_tail, load_winners, store_folder, stored_winners
+from hotswap.integrator.winners import chosen_tail, load_winners, store_winner, stored_winners
 from hotswap.models.errors import RecordError
 from hotswap.optimizer.winner import Winner
 
@@ -56,8 +56,7 @@ def test_torch_compile_knows_the_backend_by_name_and_takes_a_run(
 def test_without_a_run_the_store_is_used(tiny: Tiny, make_winners: MakeWinners) -> None:
     x = torch.randn(3, 16)
     (winner,) = make_winners(tiny.forward, x)
-    kept = store_folder() / winner.fingerprint / "winner.json"
-    winner.save(kept)
+    kept = store_winner(winner)
     try:
         before = ran()
         with torch.no_grad():
@@ -142,3 +141,12 @@ def test_a_patch_runs_the_rest_as_the_run_measured_best(
     assert hotswap.patch(tiny, run).tail == "inductor"
     hotswap.unpatch(tiny)
     assert hotswap.patch(tiny, run, tail="eager").tail == "eager"
+
+
+def test_a_stored_winner_takes_the_place_of_an_earlier_one_for_its_region(
+    tiny: Tiny, make_winners: MakeWinners, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(winners, "store_folder", lambda: tmp_path)
+    (winner,) = make_winners(tiny.forward, torch.randn(3, 16))
+    assert store_winner(winner) == store_winner(dataclasses.replace(winner, reason="found later"))
+    assert [w.reason for w in stored_winners()] == ["found later"]

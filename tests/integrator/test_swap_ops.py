@@ -111,7 +111,7 @@ def test_an_op_gives_gradients_in_eager_and_through_aot_autograd() -> None:
     compiled = torch.compile(lambda x, w: op.decide(number, x, w), backend="aot_eager", fullgraph=True)
     for run in (lambda x, w: op.decide(number, x, w), compiled):
         x = x.detach().requires_grad_()
-        torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), x), want)
+        torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), x), want)  # type: ignore[no-untyped-call]
     assert set(site.fallbacks) == {"an input requires grad", "an input requires grad (while traced)"}
     assert site.fallbacks["an input requires grad"] == 1
 

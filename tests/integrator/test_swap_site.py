@@ -82,7 +82,7 @@ def test_inputs_that_need_gradients_get_them() -> None:
     made = site()
     x, w = inputs()
     (out,) = made((x.requires_grad_(), w))
-    out.sum().backward()
+    out.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(x.grad, w.expand(3, 8), rtol=0, atol=0)
     assert made.engagement().fallback_reasons == {"an input requires grad": 1}
 
