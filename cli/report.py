@@ -7,24 +7,34 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import examples
+from .places import find_run
+
 if TYPE_CHECKING:
     from ..integrator.results import Report
 
 
-@click.command("report")
-@click.argument("run", type=click.Path(path_type=Path))
+EXAMPLES = examples(
+    "hotswap report last",
+    "hotswap report runs/20261130-101500-minilm --html page.html",
+    "hotswap report last --json",
+)
+
+
+@click.command("report", epilog=EXAMPLES)
+@click.argument("run", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write the page to this file as well.")
 @click.option(
     "--markdown", "text", type=click.Path(path_type=Path), help="Write the Markdown form to this file as well."
 )
 @click.option("--open", "open_page", is_flag=True, help="Make the page again and open it in the browser.")
-def command(run: Path, *, as_json: bool, page: Path | None, text: Path | None, open_page: bool) -> None:
-    """Show the report of RUN, a run's directory or its report.json."""
+def command(run: str, *, as_json: bool, page: Path | None, text: Path | None, open_page: bool) -> None:
+    """Show the report of RUN: a run directory, its report.json, a name under runs/, or `last`."""
     from ..integrator.report.render import PAGE, html, markdown
     from ..models.record import write_text
 
-    record = find_record(run)
+    record = find_record(Path(run) if Path(run).is_file() else find_run(run))
     report = load(record)
     if page is None and open_page:
         page = record.parent / PAGE
@@ -49,10 +59,6 @@ def find_record(run: Path) -> Path:
 
     if run.is_file():
         return run
-    if not run.is_dir():
-        raise RecordError(
-            f"{run}: no such run; expected a run's directory or its report.json (`hotswap ls` lists runs)"
-        )
     if not (run / RECORD).is_file():
         raise RecordError(
             f"{run}: holds no {RECORD}, so no stage has reported yet; `hotswap resume {run}` continues it"

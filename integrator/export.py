@@ -24,7 +24,7 @@ from ..optimizer.winner import Winner
 from .results import Tail
 from .vendor import ROOT, foreign_imports, vendored
 
-NATIVE_LINE = "from hotswap.optimizer.native import compile_cpp"
+NATIVE_LINE = "from hotswap.optimizer.native import"
 
 _MARK = "model.json"
 _RUNTIME = "integrator/patch.py"
@@ -101,7 +101,7 @@ def _stem(number: int, winner: Winner) -> str:
 def _alone(winner: Winner) -> str:
     """Return the kernel's source with its one import of ours turned to the package's own copy."""
     assert winner.source is not None
-    text = winner.source.replace(NATIVE_LINE, "from .._native import compile_cpp")
+    text = winner.source.replace(NATIVE_LINE, "from .._native import")
     if "hotswap" in foreign_imports(text):
         raise SpecError(f"kernel {winner.task}: imports hotswap other than by {NATIVE_LINE!r}; it cannot stand alone")
     return text

@@ -165,7 +165,7 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hotswap.models.record.tempfile.mkstemp", full)
+    monkeypatch.setattr("hotswap.models.record.Path.open", full)
     with pytest.raises(ResourceExhausted, match="No space left on device"):
         RunDirectory.create("m", out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

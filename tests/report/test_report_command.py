@@ -66,11 +66,11 @@ def test_looking_at_a_report_writes_nothing(run: Path) -> None:
     assert [p.name for p in run.iterdir()] == ["report.json"]
 
 
-@pytest.mark.parametrize(("made", "said"), [(False, "no such run"), (True, "hotswap resume")])
+@pytest.mark.parametrize(("made", "said"), [(False, "no run directory there"), (True, "hotswap resume")])
 def test_a_run_without_a_record_is_one_line_and_exit_4(tmp_path: Path, *, made: bool, said: str) -> None:
     folder = tmp_path / "run"
     if made:
-        folder.mkdir()
+        (folder / "tasks").mkdir(parents=True)
     error = CliRunner().invoke(command, [str(folder)]).exception
     assert isinstance(error, RecordError)
     assert error.exit_code == 4
