@@ -12,7 +12,9 @@ RUNS = Path("runs")
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds what a run writes."""
-    return folder.is_dir() and any((folder / name).exists() for name in ("run.json", "profile.json", "tasks", "report.json"))
+    return folder.is_dir() and any(
+        (folder / name).exists() for name in ("run.json", "profile.json", "tasks", "report.json")
+    )
 
 
 def runs(root: Path) -> list[Path]:
