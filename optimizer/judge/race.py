@@ -24,7 +24,7 @@ from .hall import Worker
 from .pool import Pool
 from .timed_outputs import check_sprint
 
-TIMER = "host wall, bracketed from outside; sprint less an empty sprint, over its calls; lower quartile of a block's sprints"
+TIMER = "host wall from outside; sprint less an empty sprint, over its calls; lower quartile of a block's sprints"
 # Outputs of so many sprints are looked at: a kernel that skips work in enough sprints to move the quartile is caught.
 _CHECK_SHARE = 0.25
 _SETTLE_S = 0.004

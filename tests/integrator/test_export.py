@@ -80,7 +80,8 @@ def package(factory: str, tmp_path: Path, make_winners: MakeWinners) -> Path:
 
 
 def _with_library(source: str) -> str:
-    return f"{NATIVE_LINE} DEFAULT_FLAGS, compile_cpp\n{source}\n\nassert compile_cpp('extern \"C\" int two() {{ return 2; }}').two() == 2\n"
+    line = f"{NATIVE_LINE} DEFAULT_FLAGS, compile_cpp"
+    return f"{line}\n{source}\n\nassert compile_cpp('extern \"C\" int two() {{ return 2; }}').two() == 2\n"
 
 
 def _run(code: str, folder: Path) -> str:
