@@ -10,6 +10,7 @@ from .recording import CallProfile, Limits
 
 LAUNCH_BOUND_SHARE = 0.7
 _FASTER_THAN_FLOOR = 0.8
+_FAULTED_IN_AGAIN = 4 << 20
 
 
 def no_device_events(trace: Trace, device_type: str) -> str | None:
@@ -20,6 +21,17 @@ def no_device_events(trace: Trace, device_type: str) -> str | None:
         f"degraded: the model is on {device_type} but the profiler recorded no device events (CUPTI has no permission "
         "here, or another profiler is attached): rows are whole modules, timed by stream events; for rows by op use "
         "CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0"
+    )
+
+
+def heap_given_back(call: str, faults: int, page_bytes: int) -> str | None:
+    """Say that each step faults in again what the last one freed, where that is more than a few MiB."""
+    if faults * page_bytes < _FAULTED_IN_AGAIN:
+        return None
+    return (
+        f"call {call!r}: {faults:,} page faults a step ({faults * page_bytes / 2**20:.0f} MiB): freed memory goes back to "
+        "the system and is faulted in again; try MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=33554432 "
+        "in the environment (glibc), which helps eager and compiled alike"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -80,8 +81,16 @@ def _eager_model(model: nn.Module) -> tuple[nn.Module, list[str]]:
     return model, said
 
 
+def _page_faults(step: Step) -> int:
+    """Return the minor page faults of one more step, warm like those that were timed."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step.run()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
 def _record_call(step: Step, limits: Limits, steps: int, kept: Path | None) -> tuple[CallProfile, list[str]]:
     samples = step.sample()
+    faults = _page_faults(step) if step.device.type == "cpu" else 0
     modules = ModuleRanges(step.model, record_function)
     recording, said = _record_steps(step, modules, steps, kept)
     costs, missing = _costs(step)
@@ -117,6 +126,7 @@ def _record_call(step: Step, limits: Limits, steps: int, kept: Path | None) -> t
     remarks = (
         degraded,
         None if degraded else notes.launch_bound(profiled, step.device.type, limits),
+        notes.heap_given_back(step.call.name, faults, resource.getpagesize()),
         notes.slowed_by_recording(profiled, step.device.type),
         notes.beside_the_step(step.call.name, found),
         notes.overlapping(step.call.name, found),

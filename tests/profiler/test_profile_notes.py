@@ -125,3 +125,14 @@ def test_a_counting_pass_that_fails_costs_the_floors_and_not_the_profile(
     assert said[0].startswith("degraded: bytes and FLOPs are unknown")
     assert "NotImplementedError: an op of mine has no fake" in said[0]
     assert all(r.floor_us is None for r in call.rows)
+
+
+def test_a_heap_that_is_given_back_at_each_step_is_said_with_what_to_set() -> None:
+    said = notes.heap_given_back("call", 2848, 4096)
+    assert said is not None
+    assert "2,848 page faults a step (11 MiB)" in said
+    assert "MALLOC_TRIM_THRESHOLD_" in said
+
+
+def test_a_few_page_faults_are_not_worth_a_line() -> None:
+    assert notes.heap_given_back("call", 100, 4096) is None
