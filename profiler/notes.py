@@ -29,8 +29,8 @@ def heap_given_back(call: str, faults: int, page_bytes: int) -> str | None:
     if faults * page_bytes < _FAULTED_IN_AGAIN:
         return None
     return (
-        f"call {call!r}: {faults:,} page faults a step ({faults * page_bytes / 2**20:.0f} MiB): freed memory goes back to "
-        "the system and is faulted in again; try MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=33554432 "
+        f"call {call!r}: {faults:,} page faults a step ({faults * page_bytes / 2**20:.0f} MiB): freed memory goes back "
+        "to the system and is faulted in again; try MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=33554432 "
         "in the environment (glibc), which helps eager and compiled alike"
     )
 
