@@ -39,7 +39,9 @@ def _numbers(*values):
 
 def _plan(q, k, v, mask):
     batch, heads, queries, depth = q.shape
-    if k.shape[:2] != q.shape[:2] or v.shape[:3] != k.shape[:3] or k.shape[3] != depth:
+    same = k.shape[:2] == v.shape[:2] == q.shape[:2]
+    k, v = (t.expand(batch, heads, *t.shape[2:]) for t in (k, v))
+    if v.shape[2] != k.shape[2] or k.shape[3] != depth:
         raise ValueError(f"attention: query {{q.shape}}, key {{k.shape}} and value {{v.shape}} do not fit together")
     sizes = _numbers(batch, heads, queries, k.shape[2], depth, v.shape[3])
     steps = (0, 0, 0, 0)
@@ -48,7 +50,7 @@ def _plan(q, k, v, mask):
     scale = ctypes.c_float({scale})
     strides = [_numbers(*t.stride()) for t in (q, k, v)]
     # torch's fused attention leaves heads inside rows, as the next linear wants them; where it does not apply, outside.
-    fused = v.shape[3] == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
+    fused = same and v.shape[3] == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
     order = (0, 2, 1, 3) if fused else (0, 1, 2, 3)
     shape = (batch, heads, queries, v.shape[3])
     made = torch.empty([shape[d] for d in order], dtype=q.dtype).permute(order)

@@ -136,3 +136,11 @@ def test_where_torch_s_fused_attention_does_not_apply_the_layout_follows_torch_t
     given["v"] = torch.randn(2, 3, 12, 15).bfloat16()
     ours, theirs = error_beside_torch(attention(), given)
     assert ours <= 1.2 * theirs + 1e-4
+
+
+@needs_amx
+def test_keys_and_values_of_one_batch_serve_all_queries() -> None:
+    given = heads(9, 12, 32)
+    given |= {name: given[name][:1] for name in ("k", "v")}
+    ours, theirs = error_beside_torch(attention(), given)
+    assert ours <= 1.2 * theirs + 1e-4
