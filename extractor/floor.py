@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..profiler.recording import Limits
-from .node_ops import example
+from .node_ops import Decomposing, example
 from .regions import Region
 
 
@@ -50,9 +50,17 @@ def external_bytes(region: Region) -> int:
 
 
 def matmul_flops(module: fx.GraphModule) -> int:
-    """Return the FLOPs torch's own registry counts for one call of the region's module, 0 for memory-bound work."""
+    """Return the FLOPs torch's own registry counts for one call of the region's module, 0 for memory-bound work.
+
+    Ops the registry does not know (the CPU's fused attention) are counted as what they decompose to.
+    """
     examples = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
+        Decomposing(),
+    ):
         module(*(torch.empty_strided(e.shape, e.stride(), dtype=e.dtype, device=e.device) for e in examples))
     return int(counter.get_total_flops())
 

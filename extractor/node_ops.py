@@ -83,7 +83,7 @@ class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Decomposing(_SeenOps):  # type: ignore[no-untyped-call]
+class Decomposing(_SeenOps):  # type: ignore[no-untyped-call]
     """Collects what ops come to by torch's own decompositions, down to those the FLOP registry knows."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,7 +158,7 @@ def _kind(node: fx.Node, ops: tuple[torch._ops.OpOverload, ...] | None) -> NodeK
     if not all(_is_view(op) or _is_memory(op) or _has_flops(op) for op in ops):
         # The CPU's fused attention is such an op: unknown to the FLOP registry and tagged random for the sake of a
         # dropout that is off, but made of matmuls and nothing random.
-        ops = ops_of(node, _Decomposing) or ops
+        ops = ops_of(node, Decomposing) or ops
     if any(torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable for op in ops):
         return NodeKind.BARRIER
     if any(_has_flops(op) for op in ops):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ..extractor.task import Extraction
 from ..models.environment import environment
@@ -280,7 +281,7 @@ def _compose(
     after_us = headline_us(found.ends, "hotswap")
     predicted = {row.task: row.predicted_gain for row in rows}
     return Report(
-        model=directory.run.model,
+        model=_shown(directory.run.model),
         device=profile.device,
         dtype=directory.run.settings.get("dtype", "auto"),
         complete=found.complete,
@@ -307,6 +308,11 @@ def _compose(
         patched="patched" if (directory.patched / "__init__.py").exists() else None,
         command=command,
     )
+
+
+def _shown(spec: str) -> str:
+    """Return a model's name for a reader: of a path, the last two parts."""
+    return "/".join(Path(spec).parts[-2:]) if Path(spec).is_absolute() else spec
 
 
 def _winners(directory: RunDirectory) -> tuple[Winner, ...]:

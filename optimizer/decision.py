@@ -93,7 +93,7 @@ def decide(
         rival = "Inductor's code" if inductor is not None and inductor.low > 1.0 else "eager"
         doubt = "" if won.low > 1.0 else "; within noise alone, so the whole model decides"
         if won.low > 1.0 or won.median >= WORTH_TRYING:
-            who = f"{best.proposer}, attempt {best.number} of {len(history)}"
+            who = f"{best.proposer}, attempt {history.index(best) + 1} of {len(history)}"
             return Decision("kernel", f"{times(won)} {rival}; {who}{doubt}")
         ours = f"our best was {times(won)} that"
     else:

@@ -68,7 +68,7 @@ def search(
     waiting = deque(proposers)
     while waiting and not hunt.at_floor():
         passed = time.monotonic() - started
-        if passed >= seconds:
+        if passed >= seconds and hunt.history:  # a baseline that took all the time was for nothing without one try
             break
         proposer = waiting.popleft()
         progress(task.name, passed, seconds, f"{hunt.standing()}, next {proposer.name}")

@@ -30,8 +30,8 @@ def heap_given_back(call: str, faults: int, page_bytes: int) -> str | None:
         return None
     return (
         f"call {call!r}: {faults:,} page faults a step ({faults * page_bytes / 2**20:.0f} MiB): freed memory goes back "
-        "to the system and is faulted in again; try MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=33554432 "
-        "in the environment (glibc), which helps eager and compiled alike"
+        "to the system and is faulted in again; try MALLOC_TRIM_THRESHOLD_=100000000000 and "
+        "MALLOC_MMAP_THRESHOLD_=33554432 in the environment (glibc), which helps eager and compiled alike"
     )
 
 

@@ -44,7 +44,7 @@ class Rivals:
     def close(self) -> None:
         for worker in self._workers.values():
             worker.end()
-        # A thread that is still starting a rival sees its worker gone; left alone, it would abort an exiting interpreter.
+        # A thread still starting a rival sees its worker gone; left alone, it would abort an exiting interpreter.
         for thread in self._threads:
             thread.join()
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
 
+from hotswap.extractor.floor import matmul_flops
 from hotswap.extractor.node_ops import NodeKind, node_kinds
 from hotswap.extractor.reference import region_module
 from hotswap.extractor.regions import Region, find_regions
@@ -160,3 +161,9 @@ def test_looking_at_a_graph_that_enters_autocast_leaves_autocast_off() -> None:
 
     find_regions(graph_of(run, torch.randn(4, 8), torch.randn(8, 8)))
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_fused_attention_counts_the_flops_of_its_two_products() -> None:
+    gm = graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), torch.randn(1, 2, 8, 16))
+    (region,) = find_regions(gm)
+    assert matmul_flops(region_module(gm, region)) == 2 * 2 * (2 * 8 * 8 * 16)

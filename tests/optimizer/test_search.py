@@ -165,10 +165,10 @@ def test_the_search_ends_when_a_candidate_reaches_the_floor(searching: Searching
     assert winner.choice == "kernel"
 
 
-def test_no_time_means_the_baseline_alone(searching: Searching) -> None:
+def test_no_time_means_the_baseline_and_one_try(searching: Searching) -> None:
     judge = FakeJudge()
-    winner = searching(judge, Script([us(8.0)]), seconds=0.0)
-    assert (judge.baselines, judge.asked, winner.choice) == (1, [], "inductor")
+    winner = searching(judge, Script([us(8.0), us(7.0)]), seconds=0.0)
+    assert (judge.baselines, judge.asked, winner.choice) == (1, [us(8.0)], "kernel")
 
 
 def test_the_budget_ends_the_search(searching: Searching, monkeypatch: pytest.MonkeyPatch) -> None:
