@@ -81,10 +81,11 @@ def _device_times_us(graph: CapturedGraph, runs: int = 5) -> dict[fx.Node, float
     torch.accelerator.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     for _ in range(runs):
-        with torch.profiler.profile(activities=activities) as profiler:
+        # acc_events: one cycle a profile, which torch 2.11 warns about losing although nothing is lost.
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             _TaggedRun(graph.gm).run(*graph.inputs)
             torch.accelerator.synchronize()
         for event in profiler.events() or ():
-            if event.name.startswith(_TAG) and event.device_type is DeviceType.CPU:
+            if event.name.startswith(_TAG) and event.device_type == DeviceType.CPU:
                 samples[nodes[int(event.name.removeprefix(_TAG))]].append(float(event.device_time_total))
     return {n: statistics.median(v) for n, v in samples.items() if is_call(n)}

@@ -16,11 +16,7 @@ from hotswap.integrator.optimize import load_report
 from hotswap.integrator.run_directory import load_run
 from hotswap.optimizer.winner import Winner
 
-pytestmark = [
-    pytest.mark.slow,
-    # torch's own: Inductor still imports what torch.jit deprecated.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 class Net(nn.Module):
