@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hotswap.profiler.module_ranges import ModuleRanges
-from hotswap.profiler.op_costs import OpCost, OpCosts, count_costs
+from hotswap.profiler.op_costs import OpCost, OpCosts, count_costs, op_cost
 from hotswap.profiler.recording import Limits
 
 
@@ -97,3 +97,10 @@ def test_shapes_that_a_trace_leaves_out_are_found_only_where_one_call_fits() -> 
 def test_an_op_in_place_is_found_as_the_out_of_place_one_that_a_dispatch_mode_sees() -> None:
     cost = OpCost(((4, 4), (4,)), ("float32",) * 2, ((4, 1), (1,)), 100, 0, "float32")
     assert OpCosts({("a", "aten::add"): [cost]}).find("a", "aten::add_", ((4, 4), (4,))) == cost
+
+
+def test_arguments_that_torch_s_own_formula_refuses_leave_the_memory_floor() -> None:
+    q, kv = torch.empty(1, 8, 4, 16, device="meta"), torch.empty(1, 2, 4, 16, device="meta")
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    cost = op_cost(op, (q, kv, kv), {}, (torch.empty_like(q),))
+    assert (cost.flops, cost.bytes > 0) == (0, True)
