@@ -32,7 +32,8 @@ _OVERWRITES = frozenset({_aten.copy_, _aten.fill_, _aten.zero_})
 class OpCost:
     """One call of one op: its tensor inputs (lists unfolded), the bytes it must move and the FLOPs it must do.
 
-    flops: 0 where torch knows no formula for these arguments (such an op is bound by its bytes). dtype: that of the first floating input.
+    flops: 0 where torch knows no formula for these arguments (such an op is bound by its bytes).
+    dtype: that of the first floating input.
     """
 
     shapes: Shapes

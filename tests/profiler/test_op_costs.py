@@ -100,7 +100,7 @@ def test_an_op_in_place_is_found_as_the_out_of_place_one_that_a_dispatch_mode_se
 
 
 def test_arguments_that_torch_s_own_formula_refuses_leave_the_memory_floor() -> None:
-    q, kv = torch.empty(1, 8, 4, 16, device="meta"), torch.empty(1, 2, 4, 16, device="meta")
+    q, kv = torch.empty(1, 8, 4, 16, device="meta"), torch.empty(1, 8, 4, 12, device="meta")
     op = torch.ops.aten._scaled_dot_product_flash_attention.default
     cost = op_cost(op, (q, kv, kv), {}, (torch.empty_like(q),))
     assert (cost.flops, cost.bytes > 0) == (0, True)
