@@ -66,7 +66,10 @@ def test_without_a_run_the_store_is_used(tiny: Tiny, make_winners: MakeWinners) 
         kept.unlink()
 
 
-def test_an_empty_store_is_said_and_the_model_runs(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_store_is_said_and_the_model_runs(
+    tiny: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(winners, "store_folder", lambda: tmp_path)
     x = torch.randn(3, 16)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(tiny, backend="hotswap")(x), tiny(x), rtol=0, atol=0)
