@@ -87,7 +87,8 @@ def report(**changed: Any) -> Report:
         ("checks", "engagement", "rows", "ablations", "stories", "skipped", "before", "after", "breaks", "notes"), ()
     )
     interval = Interval(1.4, 1.38, 1.42)
-    measured = EndToEnd("call", 1.0, (), {"eager": interval, "compile": Interval(1.1, 1.05, 1.15)}, {}, 0.1)
+    arms = tuple(Arm(name, (us,) * 8, us) for name, us in (("eager", 14.0), ("compile", 11.0), ("hotswap", 10.0)))
+    measured = EndToEnd("call", 1.0, arms, {"eager": interval, "compile": Interval(1.1, 1.05, 1.15)}, {}, 0.1)
     values = empty | {
         "model": "minilm",
         "device": "cpu",
@@ -151,6 +152,16 @@ def test_clean_removes_the_cache_and_nothing_else(
     assert code == 0
     assert list(cache.iterdir()) == []
     assert (here / "mine").read_text() == "stays"
+
+
+def test_ls_credits_nothing_of_torch_compile_to_a_run_that_kept_no_kernel(hotswap: Hotswap, here: Path) -> None:
+    arms = (Arm("eager", (14.0,) * 8, 14.0), Arm("compile", (11.0,) * 8, 11.0))
+    alone = EndToEnd("call", 1.0, arms, {"eager": Interval(1.27, 1.25, 1.3)}, {}, 0.1)
+    folder = here / "runs" / "20261130-131500-gpt2"
+    report(end_to_end=(alone,)).save(folder / "report.json")
+    _, out, _ = hotswap("ls", "--json")
+    (row,) = json.loads(out)
+    assert (row["eager"], row["compile"]) == (None, None)
 
 
 def test_ls_lists_what_each_run_came_to(hotswap: Hotswap, run_folder: Path) -> None:
