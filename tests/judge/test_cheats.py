@@ -367,7 +367,7 @@ CHEATS: dict[str, Cheat] = {
         def kernel(x, weight):
             for top in ("/tmp", os.path.expanduser("~"), "/dev/shm", "/var/tmp"):
                 for folder, _, names in os.walk(top):
-                    if "reference.py" in names:
+                    if {"reference.py", "task.json"} <= set(names):
                         space = {}
                         exec(open(os.path.join(folder, "reference.py")).read(), space)
                         return space["reference"](x, weight)[0]
