@@ -104,9 +104,7 @@ def predicted_speedup(rows: Sequence[OpRow]) -> float | None:
     return _amdahl(parts) if parts else None
 
 
-def waterfall(
-    rows: Sequence[OpRow], extraction: Extraction, step_us: float, *, after: bool, tail_other_us: float | None = None
-) -> tuple[Bar, ...]:
+def waterfall(rows: Sequence[OpRow], extraction: Extraction, step_us: float, *, after: bool) -> tuple[Bar, ...]:
     """Return the step as bars: a bar a task, then what stands in no task, then "other" up to `step_us`."""
     names = {row.task for row in rows}
     bars = [Bar(r.task, r.after_us if after and r.after_us is not None else r.before_us) for r in rows]
@@ -114,7 +112,7 @@ def waterfall(
     bars.sort(key=lambda bar: -bar.us)
     shown = bars[:_MOST_BARS]
     other = step_us - sum(bar.us for bar in shown)
-    return (*shown, Bar("other", tail_other_us if tail_other_us is not None else max(0.0, other)))
+    return (*shown, Bar("other", max(0.0, other)))
 
 
 def stories(
