@@ -26,10 +26,17 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "top": ("N", "How many tasks to work on, those with the most to gain first."),
     "mode": ("NAME", "What runs around the kernels: auto, eager or inductor."),
     "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
+    "llm": ("MODEL", "Language model that proposes kernels too, as LiteLLM names it; its key is in the environment."),
+    "api_base": ("URL", "OpenAI-compatible server to ask, in place of the provider's own."),
+    "llm_budget": ("LIMITS", "Hard limits of it: '2.50usd, 500k tokens, 100 requests, 10m'."),
+    "llm_price": ("IN,OUT", "US dollars a million tokens, where LiteLLM does not know them."),
+    "llm_parallel": ("N", "Requests in flight."),
+    "llm_timeout": ("TIME", "How long one request may take."),
     "out": ("DIR", "Run directory to write; runs/<time>-<model> unless given."),
 }
 MODEL_SETTINGS = ("batch", "seq_len", "dtype", "device", "seed", "threads")
-SEARCH_SETTINGS = ("budget", "top")
+LLM_SETTINGS = ("llm", "api_base", "llm_budget", "llm_price", "llm_parallel", "llm_timeout")
+SEARCH_SETTINGS = ("budget", "top", *LLM_SETTINGS)
 WHOLE_SETTINGS = ("mode", "baselines")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from .errors import SpecError
+from .llm_budget import LlmBudget, LlmPrice
 from .suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ _SHORT_DTYPES = {
     "fp64": "float64",
 }
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_USUAL_LLM_BUDGET = LlmBudget(requests=200)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Settings:
     budget_s: seconds the search may take. out: run directory, None for `runs/<time>-<model>`.
     batch: None for the modality's usual one. seq_len: one example call for each length, () for the usual one.
     threads: None for what torch chooses. sources: setting to where its value came from.
+    llm: a model by LiteLLM's name for it, None to ask none. api_base: the server to ask in place of the provider's own.
+    llm_price: None for the one LiteLLM knows. llm_parallel: requests in flight. llm_timeout_s: of one request.
     """
 
     budget_s: float = 600.0
@@ -58,6 +62,12 @@ class Settings:
     batch: int | None = None
     seq_len: tuple[int, ...] = ()
     threads: int | None = None
+    llm: str | None = None
+    api_base: str | None = None
+    llm_budget: LlmBudget = _USUAL_LLM_BUDGET
+    llm_price: LlmPrice | None = None
+    llm_parallel: int = 4
+    llm_timeout_s: float = 180.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -219,6 +229,19 @@ def _path(raw: Any) -> Path:
     return Path(raw).expanduser()
 
 
+def _llm(raw: Any) -> str:
+    if not isinstance(raw, str) or not re.fullmatch(r"[^\s]+", raw):
+        raise ValueError(raw)
+    return raw
+
+
+def _server(raw: Any) -> str:
+    # A key in an address would be written to run.json; keys belong in the provider's environment variable.
+    if not re.fullmatch(r"https?://[^\s/@?]+(/[^\s@?]*)?", str(raw)):
+        raise ValueError(raw)
+    return str(raw)
+
+
 _MODES, _BASELINES, _DTYPES = (cast("tuple[str, ...]", get_args(kind)) for kind in (Mode, Baselines, DTypeName))
 # Setting to its parser and what the parser expects, in words.
 _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -233,6 +256,13 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "batch": (_count(1), "a whole number of 1 or more"),
     "seq_len": (_lengths, "whole numbers of 1 or more"),
     "threads": (_count(1), "a whole number of 1 or more"),
+    "llm": (_llm, "a model as LiteLLM names it, such as openai/gpt-5 or ollama/qwen3"),
+    "api_base": (_server, "a server's address without a key in it, such as http://127.0.0.1:8000/v1"),
+    "llm_budget": (LlmBudget.parse, "limits such as 2.50usd, 500k tokens, 100 requests, 10m"),
+    "llm_price": (LlmPrice.parse, "US dollars a million tokens in and out, such as 3,15"),
+    "llm_parallel": (_count(1), "a whole number of 1 or more"),
+    "llm_timeout": (seconds, "a time such as 90s or 3m"),
 }
-_FIELDS = {name: "budget_s" if name == "budget" else name for name in _PARSERS}
+_TIMES = {"budget": "budget_s", "llm_timeout": "llm_timeout_s"}
+_FIELDS = {name: _TIMES.get(name, name) for name in _PARSERS}
 assert set(_FIELDS.values()) == {f.name for f in fields(Settings)} - {"sources"}
