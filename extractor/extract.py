@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..models.record import write_text
 from ..profiler.recording import Limits, Profile
 from .capture import Capture, CapturedGraph
 from .floor import cost
 from .node_ops import NodeKind, example, node_kinds
 from .node_times import node_times_us
-from .reference import input_names, reference_source, region_module
+from .reference import input_names, region_module
 from .regions import Region, op_name
-from .sizes import size_symbols
 from .task import Extraction, ShapeCase, Site, Skipped, Task, TensorSpec, task_folder
-from .task_inputs import describe, snapshot, storages
+from .task_inputs import describe, snapshot
+from .write_task import task_symbols, write_task
 
 logger = logging.getLogger(__name__)
 
@@ -197,84 +194,18 @@ def _write(chosen: list[tuple[_Draft, Task]], folder: Path) -> list[Task]:
 def _write_one(
     rank: int, draft: _Draft, task: Task, places: list[_Place], inputs: dict[int, list[torch.Tensor]], folder: Path
 ) -> Task:
-    from safetensors.torch import save_file
-
     assert draft.module is not None
-    cases, kept = [], {}
-    for case, place in zip(task.cases, places, strict=True):
-        tensors = inputs[id(place.region)]
-        specs = describe(place.region, task.inputs, tensors, case.name)
-        kept.update(storages(specs, tensors))
-        cases.append(replace(case, inputs=specs))
-    shapes = [[s.shape for s in c.inputs] for c in cases]
-    with FakeTensorMode(), torch.no_grad(), _without_fake_tensor_talk():
-        symbols = size_symbols(draft.module.forward, shapes, lambda s: _empty_inputs(cases[0].inputs, s, task.device))
-    task = replace(task, cases=tuple(cases), size_symbols=symbols)
-    home = task_folder(folder, rank, task)
+    tensors = [inputs[id(place.region)] for place in places]
+    specs = [
+        describe(place.region, task.inputs, each, case.name)
+        for case, place, each in zip(task.cases, places, tensors, strict=True)
+    ]
+    task = replace(task, cases=tuple(replace(c, inputs=s) for c, s in zip(task.cases, specs, strict=True)))
+    task = replace(task, size_symbols=task_symbols(task, draft.module))
     where = f"{task.sites[0].module} ({task.sites[0].module_class})" if task.sites else "the model"
     title = f"{task.name}: {len(task.sites)} place(s), first {where}."
-    write_text(home / "reference.py", reference_source(draft.module, title) + _STANDALONE.format(specs=_spelled(task)))
-    save_file(kept, home / "inputs.safetensors")
-    task.save(home / "task.json")
+    write_task(task_folder(folder, rank, task), task, draft.module, tensors, title)
     return task
-
-
-@contextlib.contextmanager
-def _without_fake_tensor_talk() -> Iterator[None]:
-    """Silence the log of sizes that do not fit: trying them is how the ones that do are found."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was
-
-
-def _empty_inputs(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], device: str) -> list[torch.Tensor]:
-    return [
-        torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
-        for spec, shape in zip(specs, shapes, strict=True)
-    ]
-
-
-def _spelled(task: Task) -> str:
-    lines = []
-    for case in task.cases:
-        rows = ",\n".join(
-            f"        ({s.shape}, {s.stride}, {s.offset}, torch.{s.dtype}, {s.low}, {s.high}, {s.mean}, {s.std})"
-            for s in case.inputs
-        )
-        lines.append(f'    ("{case.name}", {case.weight!r}, [\n{rows},\n    ]),')
-    return "\n".join(lines)
-
-
-_STANDALONE = '''
-
-# Recorded shapes: (name, weight, [(shape, stride, offset, dtype, low, high, mean, std) of each input]).
-SHAPES = [
-{specs}
-]
-
-
-def inputs(seed, shape_index=0):
-    """Return random inputs of a recorded shape, drawn from the statistics of the captured ones."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for shape, stride, offset, dtype, low, high, mean, std in SHAPES[shape_index][2]:
-        length = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride))
-        if dtype.is_floating_point:
-            flat = (torch.randn(length, generator=generator) * (1.0 if std is None else std) + (mean or 0.0)).to(dtype)
-        else:
-            flat = torch.randint(int(low or 0), int(high or 0) + 1, (length,), generator=generator).to(dtype)
-        made.append(flat.as_strided(shape, stride, offset))
-    return tuple(made)
-
-
-if __name__ == "__main__":
-    for index, (name, weight, _) in enumerate(SHAPES):
-        for output in reference(*inputs(seed=0, shape_index=index)):
-            print(name, weight, tuple(output.shape), output.dtype, output.double().norm().item())
-'''
 
 
 def _left_out(rest: list[tuple[_Draft, Task]], top: int) -> list[Skipped]:
