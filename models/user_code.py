@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .errors import SpecError
@@ -16,22 +17,28 @@ from .trial import explained
 
 
 def from_file(text: str) -> Any:
-    """Return the object that `path/to/file.py:name` names, after running the file.
-
-    The file's folder goes on the import path, as `python file.py` would put it, and stays: forwards may import late.
-    """
+    """Return the object that `path/to/file.py:name` names, after running the file as `run_file` does."""
     path_text, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
     path = Path(path_text).expanduser()
     if not path.is_file():
         raise SpecError(f"{text}: no such file: {path}; give an existing path/to/file.py:factory")
     if not name.isidentifier():
         raise SpecError(f"{text}: expected path/to/file.py:factory, got no factory name{_offer(path)}")
-    path = path.resolve()
+    module = run_file(path)
+    return _attribute(module, name, text)
+
+
+def run_file(path: Path) -> ModuleType:
+    """Run a Python file under a private name and return its module; raise ModelRaised and the like where it raises.
+
+    The file's folder goes on the import path, as `python file.py` would put it, and stays: forwards may import late.
+    """
+    given, path = path, path.resolve()
     # A name of our own: the stem may be that of an installed module.
     module_name = f"hotswap_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise SpecError(f"{text}: not a Python file; give path/to/file.py:factory")
+        raise SpecError(f"{given}: not a Python file; its name must end in .py")
     _put_on_path(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickle look their module up
@@ -39,8 +46,8 @@ def from_file(text: str) -> Any:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's file may raise anything, or be a script that exits
         del sys.modules[module_name]
-        raise explained(error, str(path_text), near=path) from error
-    return _attribute(module, name, text)
+        raise explained(error, str(given), near=path) from error
+    return module
 
 
 def from_module(text: str) -> Any:
