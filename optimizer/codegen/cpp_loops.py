@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .cpp_plan import accesses, gathers, size_values
 from .finish import needs
+from .plan import accesses, gathers, size_values
 from .program import FLOATS, HALVES, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
 
 STORED = {

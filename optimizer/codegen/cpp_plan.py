@@ -1,144 +1,31 @@
-"""The Python half of a C++ candidate: from tensors to sizes, offsets and strides, once for each combination of shapes.
+"""The Python half of a C++ candidate: from tensors to packed numbers, once for each combination of shapes.
 
 `plan_text` writes straight-line code for one program; `RUNTIME` is the part every candidate shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from .plan import SHARED, accesses, plan_lines
+from .program import LoopProgram
 
-from .program import Axis, Index, Load, LoopProgram, Output, Position, SizeOf, Term
-
-RUNTIME = '''
-def _same(name, *sizes):
-    wide = {s for s in sizes if s != 1}
-    if len(wide) > 1:
-        raise ValueError(f"axis {name}: expected one size, got {sorted(wide)}")
-    return wide.pop() if wide else 1
-
-
-def _part(name, size, inner):
-    if size == 1 or not inner:
-        return size and 1
-    if size % inner:
-        raise ValueError(f"axis {name}: {size} is not a multiple of {inner}")
-    return size // inner
-
+RUNTIME = (
+    SHARED
+    + """
 
 def _strides(tensor, name, dtype, rank):
     if tensor.dtype is not dtype or tensor.dim() != rank or tensor.device.type != "cpu":
         got = f"{tensor.dtype} of rank {tensor.dim()} on {tensor.device}"
         raise TypeError(f"{name}: expected {dtype} of rank {rank} on the CPU, got {got}")
     return [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride())]
-
-
-def _fits(name, dim, size, last, whole):
-    if size != 1 and (last + 1 != size if whole else last >= size):
-        raise ValueError(f"{name}: dimension {dim} has size {size}, expected {last + 1}{'' if whole else ' or more'}")
-
-
-def _dense(shape, order):
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        strides[dim], step = step, step * max(shape[dim], 1)
-    return tuple(strides)
-
-
-def _coalesce(sizes, walks, merge_columns):
-    """Merge neighbouring axes that every access steps through as one; the column axis only if merge_columns."""
-    columns = len(sizes) - 1
-    kept, steps = [sizes[columns]], [[w[columns]] for w in walks]
-    for axis in range(columns - 1, -1, -1):
-        outer = len(kept) > 1
-        if sizes[axis] == 1:
-            continue
-        if (outer or merge_columns) and all(w[axis] == s[0] * kept[0] for w, s in zip(walks, steps)):
-            kept[0] *= sizes[axis]
-        else:
-            kept.insert(0, sizes[axis])
-            for w, s in zip(walks, steps):
-                s.insert(0, w[axis])
-    missing = len(sizes) - len(kept)
-    return [1] * missing + kept, [[0] * missing + s for s in steps]
-'''
-
-
-@dataclass(frozen=True)
-class Access:
-    """Something that walks through memory with the loops: a load, a position or an output.
-
-    value: its instruction, None for an output. tensor: name of the tensor it walks, "" for a position.
-    """
-
-    name: str
-    value: int | None
-    output: int | None
-    tensor: str
-    varies: bool
-
-
-def accesses(program: LoopProgram) -> list[Access]:
-    """Return all accesses of a program in the order the native code numbers them."""
-    column = program.column
-    found: list[Access] = []
-    for value, item in enumerate(program.code):
-        if isinstance(item, Load | Position):
-            indexes = item.index if isinstance(item, Load) else (item.index,)
-            varies = any(t.axis == column for i in indexes for t in i.terms)
-            tensor = program.inputs[item.input].name if isinstance(item, Load) else ""
-            found.append(Access(f"a{len(found)}", value, None, tensor, varies))
-    for number, output in enumerate(program.outputs):
-        varies = any(column in d for d in output.dims)
-        found.append(Access(f"a{len(found)}", None, number, f"y{number}", varies))
-    return found
-
-
-def gathers(program: LoopProgram) -> list[tuple[int, int, Term]]:
-    """Return (load, dimension, term) for every index that is a value, in the order the native code numbers them."""
-    return [
-        (value, dim, term)
-        for value, item in enumerate(program.code)
-        if isinstance(item, Load)
-        for dim, index in enumerate(item.index)
-        for term in index.terms
-        if term.value is not None
-    ]
-
-
-def size_values(program: LoopProgram) -> list[int]:
-    return [value for value, item in enumerate(program.code) if isinstance(item, SizeOf)]
+"""
+)
 
 
 def plan_text(program: LoopProgram) -> str:
     """Return the source of `_plan(*inputs)`: (shape, stride) of each output, then the numbers the native code reads."""
-    names = [a.name for a in program.axes]
-    lines = [f"def _plan({', '.join(i.name for i in program.inputs)}):"]
-    used = [i for i in program.inputs if i.used]
-    lines += [f'    s_{i.name} = _strides({i.name}, "{i.name}", torch.{i.dtype}, {i.rank})' for i in used]
-    # An axis told by an input comes before one that is the rest of a dimension others have a part in.
-    for axis in sorted(program.axes, key=lambda a: len(a.inner)):
-        lines.append(f"    {axis.name} = {_axis_text(program, axis, names)}")
-    lines += list(_check_lines(program, names))
-    walks = [(a, _walk(program, a, names)) for a in accesses(program)]
-    for number, output in enumerate(program.outputs):
-        shape = _tuple([_product(d, names) for d in output.dims])
-        lines.append(f"    shape{number} = {shape}")
-        lines.append(f"    stride{number} = _dense(shape{number}, {output.order})")
-    lines.append("    walks = [")
-    lines += [f"        [{', '.join(strides)}],  # {a.name}: {a.tensor or 'position'}" for a, (_, strides) in walks]
-    lines.append("    ]")
-    lines.append(f"    offsets = [{', '.join(offset for _, (offset, _) in walks)}]")
-    columns = ", ".join(str(n) for n, (a, _) in enumerate(walks) if a.varies)
-    lines.append(f"    sizes, walks = _coalesce([{', '.join(names)}], walks, {not program.reduces})")
+    lines = [f"def _plan({', '.join(i.name for i in program.inputs)}):", *plan_lines(program)]
+    columns = ", ".join(str(n) for n, a in enumerate(accesses(program)) if a.varies)
     lines.append(f"    unit = sizes[-1] <= 1 or all(walks[n][-1] == 1 for n in [{columns}])")
-    extra = [_product(program.code[v].axes, names) for v in size_values(program)]  # type: ignore[union-attr]
-    for value, dim, term in gathers(program):
-        load = program.code[value]
-        assert isinstance(load, Load)
-        tensor = program.inputs[load.input].name
-        extra += [_coefficient(term, names, f"s_{tensor}[{dim}]"), f"{tensor}.shape[{dim}]"]
-    lines.append(f"    extra = [{', '.join(extra)}]")
     lines.append("    numbers = [unit, *sizes, *extra]")
     lines.append("    for offset, walk in zip(offsets, walks):")
     lines.append("        numbers += [offset, *walk]")
@@ -146,75 +33,3 @@ def plan_text(program: LoopProgram) -> str:
     made = "".join(f"shape{n}, stride{n}, " for n in range(len(program.outputs)))
     lines.append(f"    return {made}ctypes.addressof(packed), packed")
     return "\n".join(lines) + "\n"
-
-
-def _axis_text(program: LoopProgram, axis: Axis, names: Sequence[str]) -> str:
-    if axis.size is not None:
-        return str(axis.size)
-    inner = _product(axis.inner, names) if axis.parts == 1 else f"{_product(axis.inner, names)} * {axis.parts}"
-    sizes = [f"{program.inputs[i].name}.shape[{d}]" for i, d in axis.sources]
-    if axis.inner or axis.parts != 1:
-        sizes = [f'_part("{axis.name}", {size}, {inner})' for size in sizes]
-    return f'_same("{axis.name}", {", ".join(sizes)})'
-
-
-def _check_lines(program: LoopProgram, names: Sequence[str]) -> Iterator[str]:
-    checks: dict[str, None] = {}
-    for number, dim, size in program.pinned:
-        name = program.inputs[number].name
-        checks[f'    _fits("{name}", {dim}, {name}.shape[{dim}] if {size} != 1 else 1, {size - 1}, True)'] = None
-    for item in program.code:
-        if not isinstance(item, Load):
-            continue
-        name = program.inputs[item.input].name
-        for dim, index in enumerate(item.index):
-            if not any(t.value is not None for t in index.terms):
-                last = _last(index, names)
-                checks[f'    _fits("{name}", {dim}, {name}.shape[{dim}], {last}, {index.whole})'] = None
-    yield from checks
-
-
-def _last(index: Index, names: Sequence[str]) -> str:
-    parts = []
-    for term in index.terms:
-        factor = "*".join([str(term.factor), *(names[a] for a in term.sizes)])
-        parts.append(factor if term.axis is None else f"{factor}*({names[term.axis]} - 1)")
-    return " + ".join(parts) or "0"
-
-
-def _walk(program: LoopProgram, access: Access, names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return offset and stride along each axis, as expressions."""
-    if access.output is not None:
-        return "0", _output_walk(program.outputs[access.output], access.output, names)
-    item = program.code[access.value or 0]
-    assert isinstance(item, Load | Position)
-    steps: dict[int | None, list[str]] = {}
-    for dim, index in enumerate(item.index if isinstance(item, Load) else (item.index,)):
-        unit = f"s_{access.tensor}[{dim}]" if access.tensor else "1"
-        for term in index.terms:
-            if term.value is None:
-                steps.setdefault(term.axis, []).append(_coefficient(term, names, unit))
-    return " + ".join(steps.get(None, ["0"])), [" + ".join(steps.get(a, ["0"])) for a in range(len(names))]
-
-
-def _output_walk(output: Output, number: int, names: Sequence[str]) -> list[str]:
-    strides = ["0"] * len(names)
-    for dim, group in enumerate(output.dims):
-        for place, axis in enumerate(group):
-            strides[axis] = "*".join([f"stride{number}[{dim}]", *(names[a] for a in group[place + 1 :])])
-    return strides
-
-
-def _coefficient(term: Term, names: Sequence[str], unit: str) -> str:
-    parts = [str(term.factor)] if term.factor != 1 else []
-    parts += [names[a] for a in term.sizes]
-    parts += [unit] if unit != "1" else []
-    return "*".join(parts) or "1"
-
-
-def _product(axes: Sequence[int], names: Sequence[str]) -> str:
-    return "*".join(names[a] for a in axes) or "1"
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
