@@ -7,7 +7,8 @@ judged by their schema, their tags and torch's own FLOP registry.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -56,6 +57,10 @@ _ROW_PACKETS = frozenset(
 )
 
 
+# Views by another name: `reshape` of what it has just copied, which nobody else can see.
+_VIEW_PACKETS = frozenset({aten._unsafe_view})
+
+
 class NodeKind(Enum):
     """What a node is to the region finder.
 
@@ -70,16 +75,29 @@ class NodeKind(Enum):
     BARRIER = "barrier"
 
 
+@dataclass(frozen=True)
+class SeenOp:
+    """An op that was dispatched, and whether what it computes depends on random numbers or writes into its inputs."""
+
+    op: torch._ops.OpOverload
+    random: bool
+
+    @property
+    def stays(self) -> bool:
+        """Whether it must stay where it is in a program."""
+        return self.random or self.op._schema.is_mutable
+
+
 class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the ops dispatched below it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ops: list[torch._ops.OpOverload] = []
+        self.seen: list[SeenOp] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "prim":  # prim.device and the like ask a tensor what it is; they do nothing to it
-            self.ops.append(func)
+            self.seen.append(SeenOp(func, draws(func, args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 
@@ -115,7 +133,22 @@ def is_weight(node: fx.Node) -> bool:
     return node.op == "get_attr" or isinstance(example(node), torch.nn.Parameter) or "ParamBufferSource" in source
 
 
-def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[torch._ops.OpOverload, ...] | None:
+def draws(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call of `op` uses random numbers.
+
+    torch tags every fused attention as random for the sake of its dropout: with the schema's `dropout_p` at 0 it draws
+    nothing.
+    """
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given != 0.0)
+    return True
+
+
+def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[SeenOp, ...] | None:
     """Return the ATen ops that `node` dispatches, in order; None where it cannot be run on its example values."""
     # An impure node must not be run to be looked at: entering autocast, say, would leave it on.
     if node.op == "call_module" or node.is_impure() or any(example(n) is None for n in node.all_input_nodes):
@@ -131,7 +164,7 @@ def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[torch._ops
                 node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:  # any library's function may stand in the graph; what does not run on fakes is a barrier
         return None
-    return tuple(seen.ops)
+    return tuple(seen.seen)
 
 
 def _fake_mode(node: fx.Node) -> FakeTensorMode | None:
@@ -152,20 +185,19 @@ def _quiet(fake_mode: FakeTensorMode | None) -> Iterator[None]:
         yield
 
 
-def _kind(node: fx.Node, ops: tuple[torch._ops.OpOverload, ...] | None) -> NodeKind:
-    if ops is None or not _gives_tensors(node):
+def _kind(node: fx.Node, seen: tuple[SeenOp, ...] | None) -> NodeKind:
+    if seen is None or not _gives_tensors(node):
         return NodeKind.BARRIER
-    if not all(_is_view(op) or _is_memory(op) or _has_flops(op) for op in ops):
-        # The CPU's fused attention is such an op: unknown to the FLOP registry and tagged random for the sake of a
-        # dropout that is off, but made of matmuls and nothing random.
-        ops = ops_of(node, Decomposing) or ops
-    if any(torch.Tag.nondeterministic_seeded in op.tags or op._schema.is_mutable for op in ops):
+    if not all(_is_view(one.op) or _is_memory(one.op) or _has_flops(one.op) for one in seen):
+        # The CPU's fused attention is such an op: unknown to the FLOP registry, but made of matmuls.
+        seen = ops_of(node, Decomposing) or seen
+    if any(one.stays for one in seen):
         return NodeKind.BARRIER
-    if any(_has_flops(op) for op in ops):
+    if any(_has_flops(one.op) for one in seen):
         return NodeKind.ANCHOR
-    if not ops:
+    if not seen:
         return NodeKind.IDENTITY
-    work = [op for op in ops if not _is_view(op)]
+    work = [one.op for one in seen if not _is_view(one.op)]
     if not work:
         return NodeKind.VIEW
     return NodeKind.MEMORY if all(_is_memory(op) for op in work) else NodeKind.BARRIER
@@ -181,6 +213,8 @@ def _gives_tensors(node: fx.Node) -> bool:
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:
+    if op.overloadpacket in _VIEW_PACKETS:
+        return True
     returns = op._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import fx
 
 from ..extractor.node_ops import example, is_call, ops_of
@@ -185,9 +184,9 @@ def _unsafe_between(span: list[fx.Node]) -> str | None:
         # Impurity is asked first: running a mode switch to see its ops would switch the mode.
         if node.is_impure():
             return f"{node.name} stands between its ops"
-        for op in ops_of(node) or ():
-            if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
-                return f"{node.name} ({op}) stands between its ops"
+        for one in ops_of(node) or ():
+            if one.stays:
+                return f"{node.name} ({one.op}) stands between its ops"
     return None
 
 

@@ -85,7 +85,7 @@ def test_randomness_is_a_barrier() -> None:
 
 
 def test_views_at_the_rim_of_a_region_stay_outside() -> None:
-    (region,) = memory_regions(lambda x: (x.transpose(0, 1) * 2).reshape(-1), torch.randn(4, 8))
+    (region,) = memory_regions(lambda x: (x.transpose(0, 1) * 2).unsqueeze(0), torch.randn(4, 8))
     assert [str(n.target) for n in region.nodes] == ["<built-in function mul>"]
 
 
