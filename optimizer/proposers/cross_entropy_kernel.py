@@ -1,0 +1,145 @@
+"""Cross entropy of wide rows in one reading of the logits, and a second stage that adds the rows up in a fixed order.
+
+Every lane keeps a running maximum and sum of 16-byte loads; a row that starts off a 16-byte border is peeled to it.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: N803, SIM102
+import torch
+import triton
+import triton.language as tl
+
+# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight.
+WARPS = 4
+UNROLL = 4
+STAGES = 1
+PARTS = 1
+# What the reference does.
+IGNORE = -100
+REDUCTION = "mean"
+OUT = torch.float32
+
+LOWEST = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def _edges(x_ptr, begin, start, stop, end, LANES: tl.constexpr, VEC: tl.constexpr):
+    """Return what lies before a row's first 16-byte border and behind its last, a value a lane, -inf elsewhere."""
+    lane = tl.arange(0, LANES)
+    tail = lane >= VEC
+    at = tl.where(tail, stop + lane - VEC, begin + lane)
+    inside = (lane < 2 * VEC) & (at < tl.where(tail, end, tl.minimum(start, end)))
+    return tl.load(x_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def _fold(peak, total, x):
+    """Take a tile [unroll, lanes, vec] into the running maximum and sum of each lane."""
+    new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=0))
+    part = tl.sum(tl.sum(tl.exp(x - new[None, :, None]), axis=2), axis=0)
+    return new, total * tl.exp(peak - new) + part
+
+
+@triton.jit
+def _rows(
+    x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride,
+    IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
+    PEEL: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    begin = row * stride
+    end = begin + n
+    target = tl.load(target_ptr + row)
+    picked = tl.load(x_ptr + begin + target, mask=(target >= 0) & (target < n), other=float("nan")).to(tl.float32)
+    start = (begin + VEC - 1) // VEC * VEC
+    stop = tl.maximum(start, end // VEC * VEC)
+    peak = tl.full([LANES], LOWEST, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    if PEEL:
+        if tl.program_id(1) == 0:
+            x = _edges(x_ptr, begin, start, stop, end, LANES, VEC)
+            peak = tl.maximum(x, LOWEST)
+            total = tl.exp(x - peak)
+    length = (stop - start).to(tl.int32)
+    share = tl.cdiv(length, SPLIT * VEC) * VEC
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, length)
+    step: tl.constexpr = TILES * LANES * VEC
+    at = tl.arange(0, TILES)[:, None, None] * (LANES * VEC) + tl.arange(0, LANES)[None, :, None] * VEC
+    at += tl.arange(0, VEC)[None, None, :]
+    for done in tl.range(first, last, step, num_stages=DEPTH):
+        where = done + at
+        x = tl.load(x_ptr + start + where, mask=where < last, other=-float("inf"), eviction_policy="evict_first")
+        peak, total = _fold(peak, total, x.to(tl.float32))
+    most = tl.max(peak, axis=0)
+    whole = tl.sum(total * tl.exp(peak - most), axis=0)
+    if SPLIT == 1:
+        loss = most + tl.log(whole) - picked
+        tl.store(loss_ptr + row, tl.where(target == IGNORED, 0.0, loss))
+    else:
+        tl.store(peak_ptr + row * SPLIT + tl.program_id(1), most)
+        tl.store(total_ptr + row * SPLIT + tl.program_id(1), whole)
+
+
+@triton.jit
+def _join(
+    x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride, IGNORED: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
+    """Join the parts of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    inside = (target >= 0) & (target < n)
+    picked = tl.load(x_ptr + row * stride + target, mask=inside, other=float("nan")).to(tl.float32)
+    at = row * SPLIT + tl.arange(0, SPLIT)
+    peak = tl.load(peak_ptr + at)
+    most = tl.max(peak, axis=0)
+    whole = tl.sum(tl.load(total_ptr + at) * tl.exp(peak - most), axis=0)
+    loss = most + tl.log(whole) - picked
+    tl.store(loss_ptr + row, tl.where(target == IGNORED, 0.0, loss))
+
+
+@triton.jit
+def _reduce(loss_ptr, target_ptr, out_ptr, rows, IGNORED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up all rows in one program, always in the same order."""
+    losses = tl.zeros([BLOCK], tl.float32)
+    counts = tl.zeros([BLOCK], tl.float32)
+    for done in range(0, rows, BLOCK):
+        at = done + tl.arange(0, BLOCK)
+        losses += tl.load(loss_ptr + at, mask=at < rows, other=0.0)
+        target = tl.load(target_ptr + at, mask=at < rows, other=IGNORED)
+        counts += tl.where(target == IGNORED, 0.0, 1.0)
+    loss = tl.sum(losses, axis=0)
+    if MEAN:
+        loss = loss / tl.sum(counts, axis=0)
+    tl.store(out_ptr, loss)
+
+
+def _cross_entropy(logits, target):
+    n = logits.shape[-1]
+    x = logits.reshape(-1, n)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    target = target.reshape(-1).contiguous()
+    rows, stride = target.shape[0], x.stride(0)
+    alone = REDUCTION == "none"
+    loss = torch.empty(rows, dtype=OUT if alone else torch.float32, device=x.device)
+    peak, total = torch.empty(2, rows, PARTS, device=x.device) if PARTS > 1 else (loss, loss)
+    vec = 16 // x.element_size()
+    if rows:
+        peel = n % vec != 0 or stride % vec != 0
+        _rows[(rows, PARTS)](
+            x, target, loss, peak, total, n, stride,
+            IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, DEPTH=STAGES, PEEL=peel, SPLIT=PARTS,
+            num_warps=WARPS,
+        )  # fmt: skip
+        if PARTS > 1:
+            _join[(rows,)](
+                x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, num_warps=1
+            )  # fmt: skip
+    if alone:
+        return loss
+    out = torch.empty((), dtype=OUT, device=x.device)
+    block, warps = (1024, 4) if rows <= 1024 else (4096, 8)
+    _reduce[(1,)](
+        loss, target, out, rows, IGNORED=IGNORE, MEAN=REDUCTION == "mean", BLOCK=block, num_warps=warps
+    )  # fmt: skip
+    return out

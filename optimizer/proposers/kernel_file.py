@@ -1,0 +1,53 @@
+"""Make a candidate of a kernel file of this folder: set its knobs, add `def kernel(...)`, choose the next setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+
+from ..attempt import Attempt, Knob
+from ..candidate import Candidate
+
+# Knobs do not change what is computed: a kernel rejected twice is wrong, not badly tuned.
+REJECTIONS_ALLOWED = 2
+
+
+def rendered(file: str, constants: Mapping[str, str], wrapper: str) -> str:
+    """Return the text of kernel file `file` with the lines `NAME = ...` set to `constants`, and `wrapper` at its end.
+
+    Raise KeyError for a constant the file does not have exactly once: it would silently stay as it was.
+    """
+    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^# (mypy|ruff): .*\n", "", text)  # for this folder's checkers
+    for name, value in constants.items():
+        text, count = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, text)  # type: ignore[misc]
+        if count != 1:
+            raise KeyError(f"{file}: {count} lines set {name}, expected one")
+    return f"{text}\n\n{wrapper.strip()}\n"
+
+
+def next_candidate(
+    name: str,
+    history: Sequence[Attempt],
+    emit: Callable[[dict[str, Knob]], str],
+    first: Iterable[dict[str, Knob]],
+    choices: Mapping[str, Sequence[Knob]],
+) -> Candidate | None:
+    """Return the next untried setting: `first` in order, then those one knob away from the best; None at the end.
+
+    emit: the source of a setting. choices: what each knob may be turned to. The parent of what is made from the best
+    attempt is that attempt.
+    """
+    own = [a for a in history if a.proposer == name]
+    if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
+        return None
+    tried = {a.source_hash for a in own}
+    timed = [a for a in own if a.accepted and a.median_us is not None]
+    best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
+    around = [] if best is None else [best.knobs | {k: v} for k, values in choices.items() for v in values]
+    for knobs, parent in [*((k, None) for k in first), *((k, best) for k in around)]:
+        candidate = Candidate(emit(knobs), name, parent.source_hash if parent else None, dict(knobs))
+        if candidate.hash not in tried:
+            return candidate
+    return None
