@@ -1,0 +1,116 @@
+"""A small instance of every model type that transformers registers for its Auto classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotswap.models import hub
+from hotswap.models.errors import HotswapError, ModelRaised, SpecError
+from hotswap.models.inputs import example_calls
+from hotswap.models.trial import run_call
+from hotswap.models.workload import Workload
+
+from .shrink import Reduction, ladder, reduced
+
+OVERRIDES = Path(__file__).with_name("overrides.json")
+# What a small instance may have: a third of a gigabyte in fp32.
+MOST_PARAMETERS = 80_000_000
+BATCH, LENGTH = 2, 24
+
+
+def model_types() -> list[str]:
+    """Return the types that an Auto class of transformers builds models for, sorted."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found: set[str] = set()
+    for name, door in vars(auto).items():
+        mapping = getattr(door, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None:
+            found.update(mapping._model_mapping)
+    return sorted(found)
+
+
+def small(model_type: str) -> tuple[Workload, str]:
+    """Return a workload of the strongest reduction of `model_type` that builds and runs, and the reduction's name.
+
+    Raises the error of the attempt that came furthest where none does.
+    """
+    fields = default_fields(model_type)
+    tried: list[str] = []
+    errors: list[tuple[int, HotswapError]] = []
+    for how in ladder():
+        made = reduced(fields, how)
+        key = json.dumps(made, sort_keys=True, default=str)
+        if key in tried:
+            continue
+        tried.append(key)
+        came = 0
+        try:
+            _check_size(made, model_type)
+            came = 1
+            model = hub.from_config_alone(made, name=model_type, dtype=torch.float32, device="cpu", seed=0)
+            came = 2
+            return _workload(model, model_type), str(how)
+        except HotswapError as error:
+            errors.append((came, error))
+    raise max(errors, key=lambda item: item[0])[1]
+
+
+def default_fields(model_type: str) -> dict[str, Any]:
+    """Return the fields of the type's default config, with what `overrides.json` says of it."""
+    from transformers import CONFIG_MAPPING
+
+    over = overrides().get(model_type, {})
+    if over.get("alone"):
+        return {"model_type": model_type, **{k: v for k, v in over.items() if k not in ("alone", "why")}}
+    try:
+        config = CONFIG_MAPPING[model_type]()
+    except Exception as error:  # a config's own code may refuse to be made of nothing
+        raise SpecError(f"{model_type}: its config has no default: {type(error).__name__}: {error}") from error
+    made = {**_plain(config.to_dict()), "model_type": model_type}
+    return _overlaid(made, {k: v for k, v in over.items() if k != "why"})
+
+
+def _workload(model: Any, model_type: str) -> Workload:
+    lengths = (LENGTH,) if model.main_input_name == "input_ids" else ()
+    calls = example_calls(model, batch=BATCH, seq_lens=lengths, seed=0)
+    with torch.no_grad():
+        run_call(model, calls[0])
+    return Workload(model, calls, spec=model_type)
+
+
+def _check_size(fields: Mapping[str, Any], name: str) -> None:
+    config = hub._config_from_fields(fields, name)
+    try:
+        with torch.device("meta"):
+            model = hub._door(config, trust_remote_code=False).from_config(config, dtype=torch.float32)
+    except Exception as error:  # any reduction may contradict what the model's code expects
+        raise ModelRaised(f"{name}: does not build: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+    count = sum(p.numel() for p in model.parameters())
+    if count > MOST_PARAMETERS:
+        raise SpecError(f"{name}: {count / 1e6:.0f} M parameters are too many for a sweep")
+
+
+@cache
+def overrides() -> dict[str, dict[str, Any]]:
+    """Return what single types need beside the generic reduction, by type, each with its reason under "why"."""
+    loaded: dict[str, dict[str, Any]] = json.loads(OVERRIDES.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _overlaid(fields: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(fields)
+    for name, value in over.items():
+        inner = made.get(name)
+        made[name] = _overlaid(inner, value) if isinstance(value, Mapping) and isinstance(inner, dict) else value
+    return made

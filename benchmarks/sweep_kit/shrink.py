@@ -1,0 +1,138 @@
+"""Make a model type small enough to sweep: numeric fields of its config reduced, by what they count, until it runs.
+
+Nothing here knows a model: a field is read by the words of its name and by its value, and whether a reduction was right
+is decided by building the model and running it. Types whose defaults do not build have their fields in `overrides.json`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Fields = dict[str, Any]
+
+_LAYERS = re.compile(r"layers?$|^n_layers?$|depths?$|_blocks$|^num_blocks|blocks_per|layers_per|_layers_|num_stacks")
+_HEADS = re.compile(r"heads?$|head_num|num_heads")
+_WIDTH = re.compile(r"(size|dim|dims|width|channels|embd|embed|filters|hidden|model|inner|ffn|ff|rank|state)s?$")
+_WIDTH_TOO = re.compile(r"^(d_|hidden_|intermediate|embed_|conv_dim|dim_)|_(dim|size|width|channels|hidden)_")
+_NOT_WIDTH = re.compile(r"vocab|patch|image|kernel|window|stride|codebook|chunk|max_|head_dim|kv_dim|d_kv|block_size|pool")
+_VOCAB = re.compile(r"vocab")
+_POSITIONS = re.compile(r"max_position|^n_positions$|^n_ctx$|max_seq|max_sequence")
+_EXPERTS = re.compile(r"experts?$|^moe_num_experts|n_routed|num_local")
+_EXPERTS_USED = re.compile(r"per_tok|top_?k|moe_k$|per_token|n_group|topk_group|experts_k")
+_IMAGE = re.compile(r"(image|img|input|sample)_(size|resolution)$")
+_SPECIAL = re.compile(r"_token_(id|index)s?$|_(id|index)$")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is reduced, and how far. width: what widths and heads are divided by; image: longest side, 0 for as it is."""
+
+    width: int = 8
+    layers: int = 2
+    vocab: int = 1024
+    positions: int = 512
+    experts: int = 4
+    image: int = 64
+
+    def __str__(self) -> str:
+        left = (f"{name}={value}" for name, value in vars(self).items() if value)
+        return ", ".join(left)
+
+
+def ladder() -> Iterator[Reduction]:
+    """Yield reductions from the strongest to none at all."""
+    full = Reduction()
+    yield from (replace(full, width=width) for width in (8, 4, 2))
+    yield from (replace(full, image=0, width=width) for width in (8, 4, 2))
+    one_less = ({"layers": 4}, {"layers": 0}, {"vocab": 0}, {"positions": 0}, {"experts": 0})
+    yield from (replace(full, image=image, **change) for change in one_less for image in (64, 0))  # type: ignore[arg-type]
+    yield replace(full, width=1)
+    yield from (replace(full, width=1, image=0, **change) for change in ({}, *one_less))  # type: ignore[arg-type]
+    yield Reduction(width=1, layers=0, vocab=0, positions=0, experts=0, image=0)
+
+
+def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
+    """Return a config's fields, those of the configs inside it too, with every number reduced as `how` says."""
+    layers = _layer_count(fields)
+    kept = _kept_layers(fields, layers, how)
+    vocab = next((v for k, v in fields.items() if k == "vocab_size" and isinstance(v, int)), None)
+    made: Fields = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            made[name] = reduced(value, how)
+        elif isinstance(value, list | tuple):
+            made[name] = _list(name, list(value), layers, kept, how)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            made[name] = _number(name, value, kept, how)
+        else:
+            made[name] = value
+    small = made.get("vocab_size")
+    if vocab is not None and isinstance(small, int) and small < vocab:
+        _move_special_tokens(made, small)
+    return made
+
+
+def _layer_count(fields: Mapping[str, Any]) -> int:
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+    return next((fields[n] for n in names if isinstance(fields.get(n), int)), 0)
+
+
+def _kept_layers(fields: Mapping[str, Any], layers: int, how: Reduction) -> list[int]:
+    """Return which layers stay: one of each kind that a list of layer kinds names, `how.layers` at least."""
+    if not layers or not how.layers or layers <= how.layers:
+        return list(range(layers))
+    kinds = next((v for v in fields.values() if isinstance(v, list) and len(v) == layers and isinstance(v[0], str)), [])
+    first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    more = [i for i in range(layers) if i not in first]
+    return sorted((first + more)[: max(how.layers, len(first))])
+
+
+def _list(name: str, values: list[Any], layers: int, kept: list[int], how: Reduction) -> list[Any]:
+    if layers and len(values) == layers and len(kept) < layers:
+        values = [values[i] for i in kept]
+    numbers = bool(values) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not numbers:
+        return [reduced(v, how) if isinstance(v, Mapping) else v for v in values]
+    if re.search(r"layer|ind(ex|ices)|idx", name) and len(kept) < layers and "stage" not in name:
+        return [v for v in values if v < len(kept)] or values[:1]
+    return [_number(name, v, kept, how) for v in values]
+
+
+def _number(name: str, value: int, kept: list[int], how: Reduction) -> int:
+    if value <= 0 or _SPECIAL.search(name):
+        return value
+    if _VOCAB.search(name) and "size" in name:
+        return min(value, how.vocab) if how.vocab else value
+    if _POSITIONS.search(name):
+        return min(value, how.positions) if how.positions else value
+    if _IMAGE.search(name):
+        return how.image if how.image and value > how.image and value % how.image == 0 else min(value, 224 if how.image else value)
+    if _EXPERTS_USED.search(name):
+        return min(value, how.experts // 2) if how.experts else value
+    if _EXPERTS.search(name):
+        return min(value, how.experts) if how.experts else value
+    if _LAYERS.search(name):
+        most = len(kept) if kept and name == "num_hidden_layers" else max(how.layers, len(kept) if kept else 0)
+        return min(value, most) if how.layers else value
+    if _HEADS.search(name):
+        return value // math.gcd(value, how.width)
+    if _NOT_WIDTH.search(name):
+        return value
+    if (_WIDTH.search(name) or _WIDTH_TOO.search(name)) and value % how.width == 0 and value // how.width >= 8:
+        return value // how.width
+    return value
+
+
+def _move_special_tokens(fields: Fields, vocab: int) -> None:
+    """Give special tokens beyond the reduced vocabulary ids of their own at its end."""
+    free = vocab - 1
+    for name, value in fields.items():
+        if re.search(r"_token_(id|index)$", name) and isinstance(value, int) and value >= vocab:
+            fields[name] = free
+            free -= 1
+        elif re.search(r"_token_ids?$", name) and isinstance(value, list):
+            fields[name] = [min(v, vocab - 1) if isinstance(v, int) else v for v in value]

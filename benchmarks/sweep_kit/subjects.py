@@ -1,0 +1,56 @@
+"""The models of the sweep by name, and what a child does with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from hotswap.models.environment import environment
+from hotswap.profiler.recording import Limits
+
+from . import elsewhere
+from .from_transformers import model_types, small
+from .row import Row
+from .trial import try_model
+
+
+def loaded() -> dict[str, Any]:
+    """Load what every child needs, and return the versions that rows belong to."""
+    import torch
+    import transformers
+
+    for name in ("torch._dynamo", "torch.utils.flop_counter", "hotswap.extractor.extract"):
+        import_module(name)
+    torch.set_num_threads(1)
+    return {**environment(), "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def names() -> list[str]:
+    """Return all names: `transformers:TYPE` and `elsewhere:NAME`."""
+    return [*(f"transformers:{t}" for t in model_types()), *(f"elsewhere:{n}" for n in elsewhere.MODELS)]
+
+
+def measured_limits() -> Limits:
+    """Return the device's limits from the cache, measured in a process of their own where they are not there."""
+    import subprocess
+    import sys
+
+    subprocess.run(
+        [sys.executable, "-c", "from hotswap.profiler.limits import measure; measure('cpu')"], check=True
+    )
+    from hotswap.profiler.limits import measure
+
+    return measure("cpu")
+
+
+def trial(limits: Limits, *, derive: bool) -> Callable[[str], Row]:
+    """Return what makes the row of one name, to be called in a process of its own."""
+
+    def work(name: str) -> Row:
+        origin, _, which = name.partition(":")
+        if origin == "elsewhere":
+            return try_model(name, lambda: (elsewhere.workload(which), "as written"), limits, derive=derive)
+        return try_model(name, lambda: small(which), limits, derive=derive)
+
+    return work
