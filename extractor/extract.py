@@ -98,9 +98,11 @@ def _task(draft: _Draft, limits: Limits, step_us: float, device: str) -> tuple[_
     first = draft.first.region
     draft.module = region_module(draft.first.graph.gm, first)
     cases = _cases(draft)
+    # The first case's module is the draft's own.
+    modules = [draft.module, *(region_module(p.graph.gm, p.region) for p, _ in list(cases.values())[1:])]
     costs = [
-        (cost(place.region, region_module(place.graph.gm, place.region), limits), sum(p.runs for p in members))
-        for place, members in cases.values()
+        (cost(place.region, module, limits), sum(p.runs for p in members))
+        for module, (place, members) in zip(modules, cases.values(), strict=True)
     ]
     eager = sum(p.us * p.runs for p in draft.places)
     floor = sum(one.floor_us * runs for one, runs in costs)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..extractor.task import Extraction, Task, task_folder
 from ..optimizer.attempt import Attempt
 from ..optimizer.decision import arm, candidate_arm
-from ..optimizer.timing import ratio_interval
+from ..optimizer.timing import ratio_interval, weighted_rounds
 from ..optimizer.verdict import Interval, Race
 from ..optimizer.winner import Winner
 from .results import Ablation, Bar, EndToEnd, OpRow, Outcome, SearchPoint, SkippedRow, TaskStory
@@ -19,16 +19,9 @@ _MOST_BARS = 12
 
 def speedup_over(races: Sequence[Race], rival: str) -> Interval | None:
     """Return (rival's time / candidate's) over all shapes, each weighted by its calls; None where they did not race."""
-    rivals, ours = [], []
-    for race in races:
-        other, own = arm(race, rival), candidate_arm(race)
-        if other is None or own is None:
-            return None
-        rivals.append([race.weight * us for us in other.samples_us])
-        ours.append([race.weight * us for us in own.samples_us])
-    if not races:
-        return None
-    return ratio_interval([sum(r) for r in zip(*rivals)], [sum(o) for o in zip(*ours)], seed=0)  # noqa: B905 - rounds
+    own = candidate_arm(races[0]) if races else None
+    theirs, ours = weighted_rounds(races, rival), weighted_rounds(races, own.name) if own else None
+    return ratio_interval(theirs, ours, seed=0) if theirs and ours else None
 
 
 def op_rows(

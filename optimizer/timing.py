@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .verdict import Interval
+from .verdict import Interval, Race
 
 CONFIDENCE = 0.99
 RESAMPLES = 4000
@@ -30,3 +30,13 @@ def ratio_interval(baseline_us: Sequence[float], candidate_us: Sequence[float], 
     # Order statistics as far from one end as from the other: interpolating would break the reciprocal.
     tail = int(RESAMPLES * (1 - CONFIDENCE) / 2)
     return Interval(float(np.median(baseline) / np.median(candidate)), float(ratios[tail]), float(ratios[-1 - tail]))
+
+
+def weighted_rounds(races: Sequence[Race], name: str) -> list[float] | None:
+    """Return an arm's microseconds in each round, summed over the shapes by their weights.
+
+    None where there is no race or the arm did not run in all of them.
+    """
+    sides = [(r.weight, next((a.samples_us for a in r.arms if a.name == name), ())) for r in races]
+    rounds = min((len(samples) for _, samples in sides), default=0)
+    return [sum(weight * samples[i] for weight, samples in sides) for i in range(rounds)] or None
