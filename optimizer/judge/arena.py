@@ -63,7 +63,7 @@ class Arena:
 def as_laid_out(base: Tensor, dtype: str, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
     """Return the tensor that lies in `base` (uint8) as described."""
     if 0 in shape:
-        return torch.empty_strided(tuple(shape), tuple(stride), dtype=DTYPES[dtype])
+        return torch.empty_strided(tuple(shape), tuple(stride), dtype=DTYPES[dtype], device=base.device)
     whole = base[: base.numel() // DTYPES[dtype].itemsize * DTYPES[dtype].itemsize].view(DTYPES[dtype])
     return whole.as_strided(tuple(shape), tuple(stride), offset)
 
@@ -88,7 +88,7 @@ def plan(tensors: Sequence[Tensor], start: int = 0) -> tuple[Layout, int]:
 
 def storage_bytes(tensor: Tensor) -> Tensor:
     """Return a tensor's whole storage as uint8 (no copy)."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def write(arena: Arena, layout: Layout, tensors: Sequence[Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from . import arena
@@ -42,8 +43,13 @@ class Pool:
         return read + sum(t.reference.numel() * t.reference.element_size() for t in self.sample.targets)
 
 
+def pool_bytes_on(device: str) -> int:
+    """Return bytes of timed input sets for one worker: a device has far more memory than its caches."""
+    return 96 << 20 if device == "cpu" else min(6 << 30, torch.cuda.mem_get_info()[0] // 12)
+
+
 def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Pool:
-    """Return the pool of one recorded case: as many sets as fit, at least six, at most 384."""
+    """Return the pool of one recorded case: as many sets as fit, at least six, at most 384 (1024 on a device)."""
     is_weight = [s.role == "weight" for s in sample.variant.specs]
 
     def source() -> list[Tensor]:
@@ -57,7 +63,8 @@ def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Poo
     scaled = tuple(None if f else _scaled(bank, sample, rows, n) for n, f in enumerate(fixed))
     moving = sum(n for (_, n), f in zip(storages, fixed, strict=True) if not f)
     outputs = sum(t.reference.numel() * t.reference.element_size() for t in sample.targets)
-    sets = max(6, min(384, most_bytes // max(moving + outputs, 1)))
+    # A sprint must be long beside what starting it takes, which on a device is a launch and a wait.
+    sets = max(6, min(384 if bank.task.device == "cpu" else 1024, most_bytes // max(moving + outputs, 1)))
     # Contents come from few sources times a random factor; without anything to scale, from as many as are used.
     count = 4 if any(scaled) else max(4, min(sets, (16 << 20) // max(moving, 1)))
     stride = -(-in_bytes // 4096) * 4096

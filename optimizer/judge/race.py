@@ -16,19 +16,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..timing import ratio_interval
+from ..timing import ratio_interval, weighted_rounds
 from ..verdict import Arm, Interval, Race
 from . import arena
 from .bank import Bank
 from .hall import Worker
+from .memory import new_arena, settled
 from .pool import Pool
 from .timed_outputs import check_sprint
 
 TIMER = "host wall from outside; sprint less an empty sprint, over its calls; lower quartile of a block's sprints"
+DEVICE_TIMER = f"a CUDA graph of all calls of a sprint, replayed: {TIMER}"
 # Outputs of so many sprints are looked at: a kernel that skips work in enough sprints to move the quartile is caught.
 _CHECK_SHARE = 0.25
 _LEAST_CHECK_S = 1.0
+# Threads that filled the sets may still spin; a device has none.
 _SETTLE_S = 0.004
+_SPOILED = 0xA5
 _EMPTY_SPRINTS = 5
 _WARM_SPRINTS = 6
 _LEAST_SPRINTS = 6
@@ -44,6 +48,7 @@ class Lane:
     """One arm. strides: of the candidate's outputs, None for a rival, whose outputs are trusted and not looked at.
 
     sprint_s, check_s: seconds that sprints have taken so far, fills included, and checks of their outputs.
+    uncapturable: why its calls could not be replayed from a CUDA graph, empty where they were or on a CPU.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Lane:
     call_s: float
     samples: list[float] = field(default_factory=list)
     contents: list[tuple[int, float]] = field(default_factory=list)
+    uncapturable: str = ""
     sprint_s: float = 0.0
     check_s: float = 0.0
     room: arena.Arena | None = None
@@ -61,7 +67,8 @@ class Lane:
         """Have the worker lay out a pool's sets."""
         entries = pool.sets * len(pool.sample.targets) * 8
         self.leave()
-        self.room, self.table = arena.Arena.new(pool.stride * pool.sets), arena.Arena.new(entries)
+        self.room = new_arena(self.worker.device, pool.stride * pool.sets)
+        self.table = arena.Arena.new(entries)
         for (at, nbytes), fixed, raw in zip(pool.layout["storages"], pool.fixed, pool.raw(0), strict=True):
             if fixed:
                 self.room.bytes_at(at, nbytes).copy_(raw)
@@ -85,12 +92,29 @@ class Lane:
         self.worker.stop()
         try:
             self._fill(pool, count, source)
-            time.sleep(_SETTLE_S)  # threads that filled the sets may still spin
+            settled(self.worker.device)
+            if self.worker.device == "cpu":
+                time.sleep(_SETTLE_S)
         finally:
             before = time.perf_counter()
             self.worker.go_on()
-        self.worker.ask("sprint", seconds=self.call_s * max(count, 1), count=count)
-        return time.perf_counter() - before
+        answer = self.worker.ask("sprint", seconds=self.call_s * max(count, 1), count=count)
+        took = time.perf_counter() - before
+        self.uncapturable = str(answer.get("uncapturable") or "")[:200]
+        return took
+
+    def spoil(self, pool: Pool) -> None:
+        """Overwrite what the last sprint read, so that nothing left undone in it can be done now. Devices only.
+
+        A CPU worker is stopped instead; the outputs of a device are found by asking, while it runs.
+        """
+        if self.worker.device == "cpu" or any(pool.sample.is_view) or self.room is None:
+            return
+        for number in range(len(self.contents)):
+            for (at, nbytes), fixed in zip(pool.layout["storages"], pool.fixed, strict=True):
+                if not fixed:
+                    self.room.bytes_at(at + number * pool.stride, nbytes).fill_(_SPOILED)
+        settled(self.worker.device)
 
     def _fill(self, pool: Pool, count: int, source: random.Random) -> None:
         assert self.room is not None
@@ -116,8 +140,10 @@ class Sprints:
 def pace(trusted: Lane, pool: Pool, block_s: float, source: random.Random) -> Sprints:
     """Return sprints of which a block holds about six, paced by a trusted lane; slow kernels use fewer sets."""
     empty_s = statistics.median(trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS))
-    trusted.sprint(pool, _LEAST_CALLS, source)
-    call_s = max(trusted.sprint(pool, _LEAST_CALLS, source) - empty_s, 1e-6) / _LEAST_CALLS
+    # On a device a launch takes longer than three short kernels.
+    few = _LEAST_CALLS if trusted.worker.device == "cpu" else pool.sets
+    trusted.sprint(pool, few, source)
+    call_s = max(trusted.sprint(pool, few, source) - empty_s, 1e-6) / few
     return Sprints(pool, min(pool.sets, max(_LEAST_CALLS, int(block_s / _LEAST_SPRINTS / call_s))), empty_s, block_s)
 
 
@@ -145,6 +171,7 @@ def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: 
     def check(lane: Lane) -> None:
         assert lane.table is not None
         assert lane.strides is not None
+        lane.spoil(pool)
         check_sprint(lane.worker, lane.table, lane.strides, pool, lane.contents, bank, source)
 
     sprints = pace(next(lane for lane in lanes if lane.strides is None), pool, block_s, source)
@@ -164,16 +191,12 @@ def as_race(lanes: Sequence[Lane], pool: Pool, subject: str, block_s: float, cac
     arms = tuple(Arm(x.name, tuple(x.samples), statistics.median(x.samples)) for x in lanes)
     mine = next(x for x in lanes if x.name == subject)
     speedup = {x.name: ratio_interval(x.samples, mine.samples, seed=0) for x in lanes if x is not mine}
-    return Race(pool.sample.variant.name, pool.weight, arms, speedup, TIMER, cache, block_s, os.getloadavg()[0])
+    timer = TIMER if mine.worker.device == "cpu" else DEVICE_TIMER
+    return Race(pool.sample.variant.name, pool.weight, arms, speedup, timer, cache, block_s, os.getloadavg()[0])
 
 
 def weighted_speedup(races: Sequence[Race], subject: str) -> tuple[str, Interval]:
     """Return the best rival over all shapes and the interval of (its weighted time / the subject's)."""
-
-    def rounds(name: str) -> list[float]:
-        sides = [(r.weight, next(a.samples_us for a in r.arms if a.name == name)) for r in races]
-        return [sum(w * s[i] for w, s in sides) for i in range(min(len(s) for _, s in sides))]
-
-    rivals = sorted((statistics.median(rounds(a.name)), a.name) for a in races[0].arms if a.name != subject)
-    best = rivals[0][1]
-    return best, ratio_interval(rounds(best), rounds(subject), seed=0)
+    rounds = {a.name: weighted_rounds(races, a.name) or [] for a in races[0].arms}
+    best = min((name for name in rounds if name != subject), key=lambda name: statistics.median(rounds[name]))
+    return best, ratio_interval(rounds[best], rounds[subject], seed=0)

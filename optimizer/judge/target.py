@@ -57,7 +57,7 @@ def _moved(inputs: Sequence[Tensor], terms: int, generator: torch.Generator) -> 
     moved = []
     for given in inputs:
         if given.is_floating_point():
-            by = torch.rand(given.shape, generator=generator).mul_(1.5).sub_(0.5).to(torch.float64)
+            by = torch.rand(given.shape, generator=generator, device=given.device).mul_(1.5).sub_(0.5).to(torch.float64)
             wide = given.to(torch.float64)
             step = wide * by.mul_(_accumulator_eps(given.dtype) * math.sqrt(terms))
             # Infinite and huge values are masks: moving them would make nan of a difference that means nothing.

@@ -36,6 +36,10 @@ def check_sprint(
     """
     chosen = source.sample(range(len(filled)), min(_CALLS_LOOKED_AT, len(filled)))
     targets = pool.sample.targets
+    try:
+        worker.locate_outputs()
+    except WorkerError as error:
+        raise TimedOutputError(str(error)) from error
     worker.stop()
     try:
         pointers = table.bytes_at(0, len(filled) * len(targets) * 8).view(torch.int64).view(len(filled), -1).clone()

@@ -82,7 +82,8 @@ class Trial:
         try:
             inbox, outbox = self.worker.arenas(self.bank.in_bytes, self.bank.out_bytes)
             self._hand_over(inbox, sample)
-            answer = self.worker.ask("call", seconds=self.patience.call_s, poison=poison, keep=keep)
+            sizes = [t.reference.numel() * t.reference.element_size() for t in sample.targets]
+            answer = self.worker.ask("call", seconds=self.patience.call_s, poison=poison, keep=keep, out_sizes=sizes)
         except KernelRaisedError as error:
             raise Rejected(f"{sample.name}: raised {error}") from error
         except WorkerError as error:

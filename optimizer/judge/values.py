@@ -26,9 +26,22 @@ def draw(
 ) -> list[Tensor]:
     """Return fresh inputs of these specs whose floating activations come from `family`; weights are always random.
 
+    They lie on the generator's device.
+
     captured: the recorded tensors, for values that only a few numbers are ever taken from (masks); None where not kept.
     known: weights drawn before, taken again where they fit; None draws all anew.
     """
+    with generator.device:
+        return _drawn(specs, captured, family, generator, known)
+
+
+def _drawn(
+    specs: Sequence[TensorSpec],
+    captured: Sequence[Tensor] | None,
+    family: str,
+    generator: torch.Generator,
+    known: dict[object, Tensor] | None,
+) -> list[Tensor]:
     made: list[Tensor] = []
     for number, spec in enumerate(specs):
         key = (number, spec.shape, spec.stride, spec.offset)

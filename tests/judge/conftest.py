@@ -26,6 +26,7 @@ def write_task(
     weights: Sequence[str] = (),
     symbols: Symbols = (),
     outputs: int = 1,
+    device: str = "cpu",
 ) -> Path:
     """Write a task folder from the text of its reference and the inputs of each case."""
     folder.mkdir(parents=True)
@@ -36,7 +37,8 @@ def write_task(
         specs = []
         for name, tensor in inputs.items():
             key = f"case{number}.{name}"
-            kept[key] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            kept[key] = raw.set_(tensor.untyped_storage()).cpu().clone()
             values = tensor.double()
             specs.append(
                 TensorSpec(
@@ -48,7 +50,7 @@ def write_task(
         recorded.append(ShapeCase(f"case{number}", tuple(specs), 1, 1.0, 100.0))
     save_file(kept, folder / "inputs.safetensors")
     task = Task(
-        name=folder.name, fingerprint="0" * 16, kind="memory", device="cpu", ops=("aten.mul",), inputs=tuple(cases[0]),
+        name=folder.name, fingerprint="0" * 16, kind="memory", device=device, ops=("aten.mul",), inputs=tuple(cases[0]),
         outputs=outputs, cases=tuple(recorded), sites=(), eager_us=100.0, floor_us=10.0, share=0.1, ceiling=1.1,
         size_symbols=symbols,
     )  # fmt: skip
@@ -66,12 +68,13 @@ RMSNORM = """
 """
 
 
-def rmsnorm(folder: Path, dtype: torch.dtype, rows: int = 24, width: int = 64) -> Path:
+def rmsnorm(folder: Path, dtype: torch.dtype, rows: int = 24, width: int = 64, device: str = "cpu") -> Path:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(rows, width, generator=generator).to(dtype)
     weight = (1 + 0.1 * torch.randn(width, generator=generator)).to(dtype)
     symbols: Symbols = (((0, 0),), ((0, 1), (1, 0)))
-    return write_task(folder, RMSNORM, [{"x": x, "weight": weight}], weights=["weight"], symbols=symbols)
+    inputs = {"x": x.to(device), "weight": weight.to(device)}
+    return write_task(folder, RMSNORM, [inputs], weights=["weight"], symbols=symbols, device=device)
 
 
 @pytest.fixture
