@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 Inputs = tuple[torch.Tensor, ...]
 Outputs = tuple[torch.Tensor, ...]
 
+NEEDS_GRAD = "an input requires grad"
+
 # A served model sees many lengths; past this many distinct layouts the cached answers are dropped and asked again.
 _REMEMBERED = 4096
 
@@ -93,7 +95,7 @@ class KernelSite:
     def needs_original(self, inputs: Inputs) -> str | None:
         """Return why the mode the call runs in asks for the original ops, None where it does not."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-            return "an input requires grad"
+            return NEEDS_GRAD
         if torch.is_autocast_enabled(self._device):
             return "autocast is on"
         return None

@@ -119,9 +119,12 @@ def _unwrap_one(outputs: Outputs) -> torch.Tensor:
 
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether no trace, mode or transform looks on, so that the kernel may read memory at once."""
-    if torch._C._len_torch_dispatch_stack() or _in_functorch():
-        return False
-    return all(type(t) in _PLAIN for t in tensors)
+    return not looked_on() and all(type(t) in _PLAIN for t in tensors)
+
+
+def looked_on() -> bool:
+    """Whether a dispatch mode or a functorch transform is at work around the caller."""
+    return bool(torch._C._len_torch_dispatch_stack()) or _in_functorch()
 
 
 def _in_functorch() -> bool:
