@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 from .cpp_loops import STORED, Loops, vector_math
 from .cpp_plan import RUNTIME, plan_text
-from .program import HALVES, Compute, Constant, Instruction, LoopProgram, Reduce
+from .fuse import one_plus
+from .program import HALVES, Compute, Instruction, LoopProgram, Reduce
 
 Keep = Literal["dear", "all", "none"]
 KEEP_ABOVE = {"all": 3.0, "dear": 10.0, "none": float("inf")}
@@ -141,14 +142,9 @@ def _fuse(program: LoopProgram) -> LoopProgram:
     1 + erf(x) needs no polynomial of its own near 0, and no full precision where every result is rounded to half.
     exp(x - max of x), what a softmax is made of, never meets a positive argument.
     """
-    code = list(program.code)
     name = "one_plus_erf_half" if all(o.dtype in HALVES for o in program.outputs) else "one_plus_erf"
+    code = one_plus(program.code, {"erf": name})
     for value, item in enumerate(code):
-        if isinstance(item, Compute) and item.op == "add" and item.dtype == "float32":
-            for one, erf in (item.args, item.args[::-1]):
-                left, right = code[one], code[erf]
-                if isinstance(left, Constant) and left.value == 1 and isinstance(right, Compute) and right.op == "erf":
-                    code[value] = replace(item, op=name, args=right.args)
         if isinstance(item, Compute) and item.op == "exp" and _below_its_peak(code, item.args[0]):
             code[value] = replace(item, op="exp_below")
     return replace(program, code=tuple(code))

@@ -1,0 +1,242 @@
+"""Run Triton candidates without a GPU: Triton's interpreter in a child process, repaired where it computes wrongly.
+
+The interpreter keeps bfloat16 as unsigned integers and does arithmetic on those, truncates where a GPU rounds, has no
+device library, and reads out of bounds without a word or dies of it. It finds wrong logic on small shapes; it cannot
+show the absence of races, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ...models.errors import HotswapError
+
+
+class Misbehaved(HotswapError):
+    """The candidate raised, returned no tensors, or took the child down; the message says which."""
+
+
+class Interpreter:
+    """A child that interprets one candidate after another; started when first needed, and again if it died."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self, source: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return what the candidate's `kernel` makes of CPU tensors; raise Misbehaved where it makes nothing."""
+        child = self._child
+        if child is None or child.poll() is not None:
+            child = self._child = self._start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            _send(child.stdin, {"source": source, "inputs": list(inputs)})
+            answer = _receive(child.stdout)
+        except (EOFError, BrokenPipeError):
+            raise Misbehaved(f"the interpreter ended with status {child.wait()}, as after a wild access") from None
+        if "error" in answer:
+            raise Misbehaved(answer["error"])
+        return tuple(answer["outputs"])
+
+    def close(self) -> None:
+        if self._child is not None:
+            for pipe in (self._child.stdin, self._child.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        code = f"from {__name__} import serve; serve()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+        )
+
+
+def _send(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    data = buffer.getvalue()
+    pipe.write(struct.pack("<q", len(data)) + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> dict[str, Any]:
+    head = pipe.read(8)
+    if len(head) < 8:
+        raise EOFError
+    (length,) = struct.unpack("<q", head)
+    message: dict[str, Any] = torch.load(io.BytesIO(pipe.read(length)), weights_only=True)
+    return message
+
+
+def serve() -> None:
+    """Answer requests on standard input until it ends; what candidates print goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    repair()
+    loaded: dict[str, Callable[..., Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            try:
+                request = _receive(sys.stdin.buffer)
+            except EOFError:
+                return
+            _send(answers, _answer(request, loaded, Path(folder)))
+
+
+def _answer(request: dict[str, Any], loaded: dict[str, Callable[..., Any]], folder: Path) -> dict[str, Any]:
+    source = request["source"]
+    try:
+        if source not in loaded:
+            loaded[source] = _load(source, folder / f"candidate_{len(loaded)}.py")
+        result = loaded[source](*request["inputs"])
+        return {"outputs": [result] if isinstance(result, Tensor) else list(result)}
+    except Exception as error:  # the candidate's own: whatever it raises is the answer
+        lines = str(error).strip().splitlines()
+        return {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
+
+
+def _load(source: str, path: Path) -> Callable[..., Any]:
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel: Callable[..., Any] = module.kernel
+    return kernel
+
+
+def repair() -> None:
+    """Make this process's interpreter compute in bfloat16, round to it, reduce with NaN, and know the device library."""
+    from triton.runtime import interpreter
+
+    _repair_bfloat16(interpreter)
+    _repair_reductions(interpreter)
+    _repair_library()
+
+
+def _repair_bfloat16(interpreter: Any) -> None:
+    import numpy as np
+    import triton.language as tl
+
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    old_binary, old_unary, old_cast, old_dot = (
+        getattr(builder, name) for name in ("binary_op", "unary_op", "cast_impl", "create_dot")
+    )
+
+    def half(h: Any) -> bool:
+        return bool(h.dtype.scalar == tl.bfloat16 and h.data.dtype == np.uint16)
+
+    def up(h: Any) -> Any:
+        return (h.data.astype(np.uint32) << 16).view(np.float32) if half(h) else h.data
+
+    def down(data: Any) -> Any:
+        single = np.ascontiguousarray(data, dtype=np.float32)
+        bits = single.view(np.uint32)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
+
+    def wide(h: Any) -> Any:
+        return handle(up(h), tl.float32) if half(h) else h
+
+    def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if not half(left):
+            return old_binary(self, left, right, op)
+        out = op(up(left), up(right))
+        return handle(down(out) if out.dtype.kind == "f" else out, tl.bfloat16)
+
+    def unary_op(self: Any, arg: Any, op: Any) -> Any:
+        return handle(down(op(up(arg))), tl.bfloat16) if half(arg) else old_unary(self, arg, op)
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        before, after = source.dtype.scalar, target.scalar
+        if after == tl.bfloat16 and before != after:
+            return handle(down(source.data.astype(np.float32)), after)
+        if before == tl.bfloat16 and before != after:
+            return handle(up(source).astype(interpreter._get_np_dtype(target)), after)
+        return old_cast(self, source, target)
+
+    builder.binary_op, builder.unary_op, builder.cast_impl = binary_op, unary_op, cast_impl
+    for kind in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
+        setattr(builder, f"create_{kind}", lambda self, source, target, *_: self.cast_impl(source, target))
+    builder.create_dot = lambda self, a, b, d, *rest: old_dot(self, wide(a), wide(b), d, *rest)
+
+    scan = interpreter.ReduceScanOpInterface
+    old_apply = scan.apply
+
+    def typed(t: Any, dtype: Any) -> Any:
+        return tl.block_type(dtype, list(t.shape)) if t.type.is_block() else dtype
+
+    def apply(self: Any, values: Any) -> Any:
+        if not isinstance(values, tuple):
+            return apply(self, (values,))[0]
+        was = [half(t.handle) for t in values]
+        singles = tuple(
+            tl.core.tensor(wide(t.handle), typed(t, tl.float32)) if w else t for t, w in zip(values, was, strict=True)
+        )
+        out = old_apply(self, singles)
+        return tuple(
+            tl.core.tensor(handle(down(o.handle.data), tl.bfloat16), typed(o, tl.bfloat16)) if w else o
+            for o, w in zip(out, was, strict=False)
+        )
+
+    scan.apply = apply
+
+
+def _repair_reductions(interpreter: Any) -> None:
+    """Take the combining functions of `triton_device.py` as whole-array functions: one by one takes minutes."""
+    import numpy as np
+
+    known = {
+        "larger": np.max, "smaller": np.min, "times": np.prod, "either": np.any, "both": np.all,
+    }  # fmt: skip
+    operation = interpreter.ReduceOps
+    old = operation.apply_impl
+
+    def apply_impl(self: Any, values: Any) -> Any:
+        name = getattr(getattr(self.combine_fn, "fn", None), "__name__", "")
+        if name in known and len(values) == 1 and self.axis is not None:
+            (value,) = values
+            return self.to_tensor(known[name](value.handle.data, axis=self.axis, keepdims=self.keep_dims), value.dtype)
+        return old(self, values)
+
+    operation.apply_impl = apply_impl
+
+
+def _repair_library() -> None:
+    import numpy as np
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    def mapped(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            whole = [a for a in args if isinstance(a, tl.core.tensor)]
+            data = function(*(a.handle.data if isinstance(a, tl.core.tensor) else a for a in args))
+            kind = whole[0].handle
+            return tl.core.tensor(type(kind)(data.astype(kind.data.dtype), kind.dtype), whole[0].type)
+
+        return call
+
+    for name, function in {
+        "expm1": np.expm1, "log1p": np.log1p, "pow": np.power, "rint": np.rint, "trunc": np.trunc, "tanh": np.tanh,
+    }.items():  # fmt: skip
+        setattr(libdevice, name, mapped(function))

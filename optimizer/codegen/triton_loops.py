@@ -1,0 +1,366 @@
+"""The Triton half of a candidate: what one program does with a tile of rows by columns, in one go or in a loop.
+
+A value that varies along the row is a tile (ROWS, BLOCK), or (1, BLOCK) if it is the same in all rows; one that varies
+over rows only is (ROWS, 1). Offsets of rows are 64-bit, those within a tile 32-bit unless WIDE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .finish import needs
+from .plan import Access, accesses, gathers, size_values, walk
+from .program import FLOATS, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
+from .triton_math import HELD, STORED, computed, identity, joined, literal, reduced
+
+
+@dataclass(frozen=True)
+class Online:
+    """A sum of exp(arg - shift) that is taken together with peak, the maximum of arg, in one pass over the row."""
+
+    peak: int
+    arg: int
+    shift: int
+
+
+@dataclass
+class Pass:
+    """One loop over the columns: the reductions that end in it and the outputs written in it."""
+
+    level: int
+    reduces: list[int] = field(default_factory=list)
+    stores: list[int] = field(default_factory=list)
+
+
+class Tiles:
+    """Writes the statements of one program. evict: tell the cache which reads are the last of their data."""
+
+    def __init__(self, program: LoopProgram, *, evict: bool) -> None:
+        self.program = program
+        self.code = program.code
+        self.evict = evict
+        self.outer = len(program.axes) - 1
+        self.walks = accesses(program)
+        names = [str(n) for n in range(len(program.axes))]
+        self.shifted = [walk(program, a, names)[0] != "0" for a in self.walks]
+        self.access = {a.value: n for n, a in enumerate(self.walks) if a.value is not None}
+        self.gathers = gathers(program)
+        self.sizes = size_values(program)
+        self.live = self._live()
+        self.online = self._find_online()
+        self.level = self._levels()
+        self.passes = self._passes()
+
+    # --- what there is to do ------------------------------------------------------------------------------------
+
+    def _live(self) -> set[int]:
+        return self.below(o.value for o in self.program.outputs)
+
+    def below(self, roots: Iterator[int] | Sequence[int], *, within: bool = False) -> set[int]:
+        """Return the roots and all they are made of. within: only what varies along the row."""
+        found: set[int] = set()
+        stack = list(roots)
+        while stack:
+            value = stack.pop()
+            if value in found or (within and not self.in_row(value)):
+                continue
+            found.add(value)
+            stack += needs(self.code[value])
+        return found
+
+    def in_row(self, value: int) -> bool:
+        return self.code[value].kind in ("full", "column")
+
+    def _find_online(self) -> dict[int, Online]:
+        """Return the sums of exp(arg - shift) whose shift is made of the maximum of arg."""
+        peaks = {item.arg: v for v, item in self._reduces() if item.op == "max" and item.dtype in FLOATS}
+        found: dict[int, Online] = {}
+        for value, item in self._reduces():
+            grown = self.code[item.arg]
+            if item.op != "sum" or not isinstance(grown, Compute) or grown.op != "exp":
+                continue
+            shifted = self.code[grown.args[0]]
+            if not isinstance(shifted, Compute) or shifted.op != "sub" or shifted.args[0] not in peaks:
+                continue
+            arg, shift = shifted.args
+            peak = peaks[arg]
+            below = self.below([shift])
+            others = [v for v in below if isinstance(self.code[v], Reduce) and v != peak]
+            if not self.in_row(shift) and peak in below and not set(others) - self.below([arg]):
+                found[value] = Online(peak, arg, shift)
+        return found
+
+    def _reduces(self) -> Iterator[tuple[int, Reduce]]:
+        for value in sorted(self.live):
+            item = self.code[value]
+            if isinstance(item, Reduce):
+                yield value, item
+
+    def _levels(self) -> list[int]:
+        levels: list[int] = []
+        for value, item in enumerate(self.code):
+            used = (self.online[value].arg,) if value in self.online else needs(item)
+            levels.append(max((levels[v] for v in used), default=0) + isinstance(item, Reduce))
+        return levels
+
+    def _passes(self) -> list[Pass]:
+        found: dict[int, Pass] = {}
+        for value, _ in self._reduces():
+            level = self.level[value] - 1
+            found.setdefault(level, Pass(level)).reduces.append(value)
+        for number, output in enumerate(self.program.outputs):
+            if self.walk_of(number).varies:
+                level = self.level[output.value]
+                found.setdefault(level, Pass(level)).stores.append(number)
+        return [found[level] for level in sorted(found)]
+
+    def walk_of(self, output: int) -> Access:
+        return self.walks[self.place(output)]
+
+    def place(self, output: int) -> int:
+        return len(self.walks) - len(self.program.outputs) + output
+
+    # --- numbers from the plan ----------------------------------------------------------------------------------
+
+    def numbers(self) -> list[str]:
+        """Return the names of the integers a kernel takes, in the order the plan gives them."""
+        names = ["rows", "columns", *(f"n{d}" for d in range(1, self.outer))]
+        names += [f"size{n}" for n in range(len(self.sizes))]
+        for n in range(len(self.gathers)):
+            names += [f"g{n}_step", f"g{n}_bound"]
+        for n, access in enumerate(self.walks):
+            names += [f"o{n}"] if self.shifted[n] else []
+            names += [f"r{n}_{d}" for d in range(self.outer)] if self.moves(access) else []
+            names += [f"c{n}"] if access.varies else []
+        return names
+
+    def unspecialised(self) -> list[str]:
+        """Return the numbers whose divisibility is of no use: a kernel is not built again for them."""
+        plain = ["rows", *(f"n{d}" for d in range(1, self.outer)), *(f"size{n}" for n in range(len(self.sizes)))]
+        return plain + [f"g{n}_bound" for n in range(len(self.gathers))]
+
+    def pointers(self) -> list[str]:
+        used = [i.name for i in self.program.inputs if i.used]
+        return [*used, *(f"y{n}" for n in range(len(self.program.outputs)))]
+
+    # --- text ---------------------------------------------------------------------------------------------------
+
+    def scalars(self) -> list[str]:
+        """Return the statements for what is the same in every tile; they precede any loop."""
+        lines = [
+            f"v{value} = {self.expression(value)}" for value in sorted(self.live) if self.code[value].kind == "scalar"
+        ]
+        return [*lines, "lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
+
+    def rows(self) -> list[str]:
+        """Return the statements from the number of a block of rows, `group`, to the offset of each row."""
+        lines = ["row = group * ROWS + tl.arange(0, ROWS)[:, None]", "live = row < rows"]
+        if self.outer == 0:
+            return lines
+        last = self.outer - 1
+        lines += ["rest = row", f"i{last} = rest"]
+        for depth, d in enumerate(range(last, 0, -1), 1):
+            pad = "    " * (depth - 1)
+            lines += [
+                f"{pad}if AXES > {depth}:",
+                f"{pad}    i{d} = rest % n{d}",
+                f"{pad}    rest = rest // n{d}",
+                f"{pad}    i{d - 1} = rest",
+            ]
+        for n, access in enumerate(self.walks):
+            if not self.moves(access):
+                continue
+            lines.append(f"a{n} = i{last}.to(tl.int64) * r{n}_{last}")
+            for depth, d in enumerate(range(last - 1, -1, -1), 1):
+                lines += [f"if AXES > {depth}:", f"    a{n} += i{d}.to(tl.int64) * r{n}_{d}"]
+        return lines
+
+    def moves(self, access: Access) -> bool:
+        """Whether an access can be elsewhere in another row."""
+        if self.outer == 0:
+            return False
+        if access.output is not None:
+            return any(a != self.program.column for d in self.program.outputs[access.output].dims for a in d)
+        item = self.code[access.value or 0]
+        assert isinstance(item, Load | Position)
+        indexes = item.index if isinstance(item, Load) else (item.index,)
+        return any(t.axis not in (None, self.program.column) for i in indexes for t in i.terms)
+
+    def tile(self) -> list[str]:
+        """Return the statements for a tile that holds its rows whole, or as much of them as `part` says."""
+        start = "0" if self.program.reduces else "part.to(tl.int64) * BLOCK if WIDE else part * BLOCK"
+        lines = [f"start = {start}", *self.columns()]
+        for value in sorted(self.live):
+            item = self.code[value]
+            if item.kind == "scalar":
+                continue
+            if isinstance(item, Reduce):
+                lines.append(f"v{value} = {reduced(item, self._masked(value, item.arg))}")
+            else:
+                lines.append(f"v{value} = {self.expression(value, last=True)}")
+        first = [] if self.program.reduces else ["first = live & (part == 0)"]
+        for number in range(len(self.program.outputs)):
+            if not self.walk_of(number).varies:
+                lines += first
+                lines.append(self.store(number, "live" if self.program.reduces else "first"))
+                first = []
+            else:
+                lines.append(self.store(number))
+        return lines
+
+    def loop(self) -> list[str]:
+        """Return the statements that handle a block of rows in steps of BLOCK columns."""
+        lines: list[str] = []
+        done: set[int] = set()
+        for number, turn in enumerate(self.passes):
+            lines += self._row_values(turn.level, done)
+            lines += self._pass(turn, last=number == len(self.passes) - 1)
+        lines += self._row_values(max(self.level, default=0), done)
+        lines += [self.store(n, "live") for n in range(len(self.program.outputs)) if not self.walk_of(n).varies]
+        return lines
+
+    def columns(self) -> list[str]:
+        return ["inside = lane < columns - start", "at = tl.cast(start, tl.int64)"]
+
+    def _row_values(self, level: int, done: set[int]) -> Iterator[str]:
+        """Yield what does not vary along the row and is known once the passes below `level` are over."""
+        for value in sorted(self.live - done):
+            item = self.code[value]
+            if self.level[value] > level or self.in_row(value):
+                continue
+            done.add(value)
+            if isinstance(item, Reduce):
+                yield from self._finished(value, item)
+            elif item.kind != "scalar":
+                yield f"v{value} = {self.expression(value)}"
+
+    def _pass(self, turn: Pass, *, last: bool) -> list[str]:
+        lines = [line for value in turn.reduces for line in self._started(value)]
+        lines.append("for start in tl.range(0, columns, BLOCK, num_stages=STAGES):")
+        plain = [v for v in turn.reduces if v not in self.online]
+        roots = [needs(self.code[v])[0] for v in plain] + [self.online[v].arg for v in turn.reduces if v in self.online]
+        roots += [self.program.outputs[n].value for n in turn.stores]
+        inner = self.columns()
+        inner += [f"v{v} = {self.expression(v, last=last)}" for v in sorted(self.below(roots, within=True))]
+        inner += [line for value in turn.reduces for line in self._accumulated(value)]
+        inner += [self.store(number) for number in turn.stores]
+        return lines + [f"    {line}" for line in inner]
+
+    def _started(self, value: int) -> list[str]:
+        item = self.code[value]
+        assert isinstance(item, Reduce)
+        held = HELD[item.dtype]
+        if value in self.online:
+            shape = "(ROWS, BLOCK // GROUP)"
+            peak = [f'p{value} = tl.full({shape}, float("-inf"), {held})'] if self._leads(value) else []
+            return [*peak, f"s{value} = tl.full({shape}, 0.0, {held})"]
+        if self._led_by(value) is not None:
+            return []
+        return [f"s{value} = tl.full((ROWS, BLOCK), {identity(item.op, item.dtype)}, {held})"]
+
+    def _leads(self, value: int) -> bool:
+        """Whether a sum is the first of those that share its maximum: it keeps the running maximum for all."""
+        return value == min(v for v, o in self.online.items() if o.peak == self.online[value].peak)
+
+    def _led_by(self, peak: int) -> int | None:
+        """Return the sum that keeps the running maximum `peak`, if one does."""
+        return min((v for v, o in self.online.items() if o.peak == peak), default=None)
+
+    def _accumulated(self, value: int) -> list[str]:
+        item = self.code[value]
+        assert isinstance(item, Reduce)
+        if value in self.online:
+            return self._accumulated_online(value)
+        if self._led_by(value) is not None:
+            return []
+        return [f"s{value} = {joined(item, f's{value}', self._masked(value, item.arg))}"]
+
+    def _accumulated_online(self, value: int) -> list[str]:
+        """Return the update of sums over groups of neighbouring lanes: one rescaling a group, in one thread."""
+        peak, arg = self.online[value].peak, self.online[value].arg
+        sharing = [v for v, o in self.online.items() if o.peak == peak]
+        if not self._leads(value):
+            return []
+        t, p, q, b = (f"{name}{value}" for name in "tpqb")
+        whole = f"tl.broadcast_to({self._masked(peak, arg)}, (ROWS, BLOCK))"
+        lines = [
+            f"{t} = tl.reshape({whole}, (ROWS, BLOCK // GROUP, GROUP))",
+            f"{q} = larger({p}, tl.reduce({t}, 2, larger))",
+            f"{b} = finite({q})",
+        ]
+        grown = f"tl.sum(tl.exp({t} - {b}[:, :, None]), axis=2)"
+        lines += [f"s{v} = s{v} * tl.exp({p} - {b}) + {grown}" for v in sharing]
+        return [*lines, f"{p} = {q}"]
+
+    def _finished(self, value: int, item: Reduce) -> Iterator[str]:
+        if value in self.online:
+            leader = self._led_by(self.online[value].peak)
+            total = f"tl.sum(s{value} * tl.exp(p{leader} - f{leader}), axis=1, keep_dims=True)"
+            yield f"v{value} = {total} * tl.exp(f{leader} - v{self.online[value].shift})"
+            return
+        leader = self._led_by(value)
+        yield f"v{value} = {reduced(item, f's{value}' if leader is None else f'p{leader}')}"
+        if leader is not None:
+            yield f"f{leader} = finite(v{value})"
+
+    def _masked(self, value: int, arg: int) -> str:
+        item = self.code[value]
+        assert isinstance(item, Reduce)
+        return f"tl.where(inside, v{arg}, tl.full((), {identity(item.op, item.dtype)}, {HELD[item.dtype]}))"
+
+    def expression(self, value: int, *, last: bool = True) -> str:
+        """Return the expression of an instruction. last: nothing reads the same columns again."""
+        item = self.code[value]
+        if isinstance(item, Constant):
+            return literal(item)
+        if isinstance(item, Load):
+            return self._read(value, item, last=last)
+        if isinstance(item, Position):
+            number = self.access[value]
+            return f"({self._offset(number)}).to({HELD[item.dtype]})"
+        if isinstance(item, SizeOf):
+            return f"tl.cast(size{self.sizes.index(value)}, {HELD[item.dtype]})"
+        assert isinstance(item, Compute)
+        return computed(item, [f"v{a}" for a in item.args], self.code[item.args[0]].dtype)
+
+    def _offset(self, number: int) -> str:
+        """Return where an access is, in elements: 64 bits for the corner of the tile, then the lane."""
+        access = self.walks[number]
+        corner = [f"tl.cast(o{number}, tl.int64)"] if self.shifted[number] else []
+        corner += [f"a{number}"] if self.moves(access) else []
+        corner += [f"at * c{number}"] if access.varies else []
+        text = " + ".join(corner) or "tl.zeros((1, 1), tl.int64)"
+        return f"({text}) + lane * c{number}" if access.varies else f"({text})"
+
+    def _read(self, value: int, item: Load, *, last: bool) -> str:
+        number = self.access[value]
+        place = f"{self.program.inputs[item.input].name} + {self._offset(number)}"
+        masks = {"full": ["live", "inside"], "column": ["inside"], "row": ["live"], "scalar": []}[item.kind]
+        if self.walks[number].varies and "inside" not in masks:
+            masks.append("inside")
+        for n, (load, _, term) in enumerate(self.gathers):
+            if load == value:
+                index = f"v{term.value}"
+                masks.append(f"({index} >= 0) & ({index} < g{n}_bound)")
+                place += f" + {index} * g{n}_step"
+        stored, held = self.program.inputs[item.input].dtype, HELD[item.dtype]
+        mask = f", mask={' & '.join(masks)}, other={self._poison(value, stored)}" if masks else ""
+        loaded = f"tl.load({place}{mask}{self._policy(item, last=last)})"
+        return f"{loaded}.to({held})" if STORED[stored] != held else loaded
+
+    def _poison(self, value: int, stored: str) -> str:
+        """Return what a masked lane reads: NaN where an index may be out of range, so that nobody takes it for data."""
+        looked_up = any(load == value for load, _, _ in self.gathers)
+        return 'float("nan")' if looked_up and stored in FLOATS else "0"
+
+    def _policy(self, item: Load, *, last: bool) -> str:
+        if not self.evict:
+            return ""
+        if item.kind == "full":
+            return f', eviction_policy="evict_{"first" if last else "last"}"'
+        return ', eviction_policy="evict_last"' if item.kind == "column" else ""
+
+    def store(self, output: int, mask: str = "live & inside") -> str:
+        number, made = self.place(output), self.program.outputs[output]
+        return f"tl.store(y{output} + {self._offset(number)}, v{made.value}.to({STORED[made.dtype]}), mask={mask})"
