@@ -75,7 +75,7 @@ def capture(workload: Workload) -> Capture:
     Raises InputError when a call does not fit the forward, ModelRaised when the model itself raises.
     """
     recorder = _Recorder()
-    with _capture_settings(), torch.set_grad_enabled(workload.mode == "training"):
+    with capture_settings(), torch.set_grad_enabled(workload.mode == "training"):
         compiled = torch.compile(workload.model, backend=recorder)
         for call in workload.calls:
             recorder.call_name = call.name
@@ -88,7 +88,7 @@ def capture(workload: Workload) -> Capture:
 
 
 @contextlib.contextmanager
-def _capture_settings() -> Iterator[None]:
+def capture_settings() -> Iterator[None]:
     """Static graphs, one a shape: sizes become symbols in the fingerprint, and every example value is a number."""
     from torch._dynamo.utils import graph_break_reasons
 
