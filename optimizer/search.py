@@ -27,6 +27,8 @@ from .winner import Winner
 
 # A proposer that offers this many known sources in a row has nothing new.
 REPEATS_ALLOWED = 100
+# So long a first candidate is waited for when the time is over already.
+_GRACE_S = 10.0
 
 
 class Judging(Protocol):
@@ -46,6 +48,15 @@ class Explaining(Protocol):
     def name(self) -> str: ...
     @property
     def reason(self) -> str | None: ...
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A proposer whose answers take time: while `waiting`, nothing now does not mean nothing more."""
+
+    @property
+    def waiting(self) -> bool: ...
+    def wait(self, seconds: float) -> None: ...
 
 
 def search(
@@ -68,14 +79,18 @@ def search(
     waiting = deque(proposers)
     while waiting and not hunt.at_floor():
         passed = time.monotonic() - started
-        if passed >= seconds and hunt.history:  # a baseline that took all the time was for nothing without one try
-            break
+        if passed >= seconds and (hunt.history or passed >= seconds + _GRACE_S):
+            break  # a baseline that took all the time was for nothing without one try
         proposer = waiting.popleft()
         progress(task.name, passed, seconds, f"{hunt.standing()}, next {proposer.name}")
         candidate = hunt.fresh(proposer)
         if candidate is not None:
             waiting.append(proposer)
             hunt.attempt(candidate)
+        elif isinstance(proposer, Waiting) and proposer.waiting:
+            waiting.append(proposer)
+            if all(isinstance(p, Waiting) and p.waiting for p in waiting):
+                proposer.wait(1.0)
     progress(task.name, seconds, seconds, hunt.standing())
     return hunt.winner([f"{p.name}: {p.reason}" for p in proposers if isinstance(p, Explaining) and p.reason])
 

@@ -26,15 +26,15 @@ def test_a_budget_is_read_and_written_back(text: str, budget: LlmBudget) -> None
 
 
 @pytest.mark.parametrize("text", ["", "2", "0usd", "-1usd", "1usd,2usd", "ten requests", "1.5 requests", "5 euros"])
-def test_what_is_no_budget_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        LlmBudget.parse(text)
+def test_what_is_no_budget_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="flag --llm-budget: expected limits such as"):
+        resolve({"llm_budget": text}, folder=tmp_path)
 
 
 @pytest.mark.parametrize("text", ["3", "3,x", "-1,2", "nan,1", "1,2,3"])
-def test_what_is_no_price_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        LlmPrice.parse(text)
+def test_what_is_no_price_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="flag --llm-price: expected US dollars"):
+        resolve({"llm_price": text}, folder=tmp_path)
 
 
 def test_a_price_is_dollars_a_million_tokens() -> None:

@@ -1,0 +1,1 @@
+"""Candidates from language models, asked through LiteLLM under hard budgets."""

@@ -1,0 +1,68 @@
+"""A task, its ledger, and a model behind a real server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chat_server import SECRET, Answer, Asked, ChatServer, Serve, serving
+
+from hotswap.extractor.task import ShapeCase, Site, Task, TensorSpec
+from hotswap.optimizer.ledger import Ledger
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the provider's key be in the environment, as a user's is."""
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    return SECRET
+
+
+@pytest.fixture
+def gelu(tmp_path: Path) -> Task:
+    spec = TensorSpec("x", (512, 384), (384, 1), 0, "float32", "activation")
+    return Task(
+        name="gelu",
+        fingerprint="fingerprint-of-gelu",
+        kind="memory",
+        device="cpu",
+        ops=("gelu",),
+        inputs=("x",),
+        outputs=1,
+        cases=(ShapeCase("call", (spec,), 6, 6.0, 20.0),),
+        sites=(Site("layer.0.act", "GELU", ("gelu",), "return self.act(x)", 0),),
+        eager_us=120.0,
+        floor_us=3.0,
+        share=0.2,
+        ceiling=1.18,
+        size_symbols=(((0, 0),),),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, gelu: Task) -> Path:
+    gelu.save(tmp_path / "00-gelu" / "task.json")
+    return tmp_path / "00-gelu"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function that starts a server which answers as told; all are closed at the end."""
+    opened = []
+
+    def start(answer: Callable[[int, Asked], Answer]) -> ChatServer:
+        context = serving(answer)
+        server = context.__enter__()
+        opened.append(context)
+        return server
+
+    yield start
+    for context in opened:
+        context.__exit__(None, None, None)
