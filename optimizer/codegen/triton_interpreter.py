@@ -126,7 +126,7 @@ def _load(source: str, path: Path) -> Callable[..., Any]:
 
 
 def repair() -> None:
-    """Make this process's interpreter compute in bfloat16, round to it, reduce with NaN, and know the device library."""
+    """Make this process compute in bfloat16, round to it, reduce with NaN, and know the device library."""
     from triton.runtime import interpreter
 
     _repair_bfloat16(interpreter)

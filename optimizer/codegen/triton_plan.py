@@ -25,7 +25,7 @@ def _device(*tensors):
 
 
 def _processors(device):
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _power(size):
@@ -74,7 +74,7 @@ def plan_text(tiles: Tiles) -> str:
         "    wide = rows > _NEAR or any(abs(w[-1]) * columns > _NEAR for w in walks)",
         '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
-        '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": _warps(group * block)}',
+        '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": _warps(group * block), "enable_fp_fusion": True}',
         f"    numbers = {_numbers(tiles)}",
         "    grid = min(tasks, processors * PERSISTENT) if PERSISTENT else tasks",
     ]
