@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ...models.errors import EnvironmentMissing
 from ...models.llm_budget import LlmPrice
-from ...models.secrets import scrub
+from ...models.hide_keys import scrub
 
 Message = Mapping[str, str]
 Trouble = Literal["no key", "model", "quota", "refused", "too long", "busy", "time-out", "server", "unreachable"]
@@ -173,7 +173,8 @@ def _reply(answer: Any) -> Reply:
     into, out = (getattr(usage, n, None) for n in ("prompt_tokens", "completion_tokens"))
     counted = bool(into)  # a server that does not count leaves LiteLLM with zeros, and no prompt has no tokens
     return Reply(
-        text=(choice.message.content or "") if choice is not None else "",
+        # Scrubbed: the server was sent the key, and what it answers is kept.
+        text=scrub(choice.message.content or "") if choice is not None else "",
         prompt_tokens=int(into) if counted and into is not None else None,
         completion_tokens=int(out or 0) if counted else None,
         cut=choice is not None and choice.finish_reason == "length",

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 
 from ...extractor.task import Task
-from ...models.secrets import scrub
+from ...models.hide_keys import scrub
 from ...profiler.recording import Limits
 from ..attempt import Attempt
 from ..verdict import Race
