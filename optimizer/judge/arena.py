@@ -92,13 +92,15 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 def write(arena: Arena, layout: Layout, tensors: Sequence[Tensor]) -> None:
-    """Copy the tensors' storages to where the layout puts them."""
+    """Copy the tensors' storages to where the layout puts them; they are there when this returns."""
     done = set()
     for tensor, row in zip(tensors, layout["tensors"], strict=True):
         if row[0] not in done:
             at, nbytes = layout["storages"][row[0]]
             arena.bytes_at(at, nbytes).copy_(storage_bytes(tensor))
             done.add(row[0])
+    if any(t.is_cuda for t in tensors):
+        torch.cuda.synchronize()
 
 
 def changed(arena: Arena, layout: Layout, tensors: Sequence[Tensor]) -> list[int]:

@@ -75,7 +75,6 @@ class DeviceArena(Arena):
         self.nbytes = nbytes
         self._handle = handle if handle is not None else _imported(fd)
         self.address = _mapped(self._handle, nbytes)
-        self._all = tensor_at(self.address, nbytes)
 
     @classmethod
     def new(cls, nbytes: int) -> DeviceArena:
@@ -90,12 +89,12 @@ class DeviceArena(Arena):
         return cls(fd.value, whole, handle)
 
     def bytes_at(self, at: int, nbytes: int) -> Tensor:
-        return self._all[at : at + nbytes]
+        # Not a slice: a storage of its own, as on a CPU, from whose start strided views count their offsets.
+        return tensor_at(self.address + at, nbytes)
 
     def close(self) -> None:
         """Give the memory back; no tensor over it may be used any more."""
         torch.cuda.synchronize()
-        del self._all
         _driver("cuMemUnmap", ctypes.c_uint64(self.address), ctypes.c_size_t(self.nbytes))
         _driver("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.nbytes))
         _driver("cuMemRelease", self._handle)

@@ -96,7 +96,10 @@ def _become(order: dict[str, Any], confines: isolation.Confines | None, control:
 
 def _at_home(scratch: str, *, confined: bool) -> None:
     os.chdir(scratch)
-    os.environ.update({"HOME": scratch, "TMPDIR": scratch, "HOTSWAP_CACHE": f"{scratch}/cache"} if confined else {})
+    if confined:
+        home = {"HOME": scratch, "TMPDIR": scratch, "HOTSWAP_CACHE": f"{scratch}/cache"}
+        # Triton may have been imported by the parent, and then keeps the home it saw there.
+        os.environ.update(home | {"TRITON_HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"})
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
