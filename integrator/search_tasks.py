@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,6 +14,7 @@ from ..models.errors import InputError
 from ..models.progress import Progress
 from ..models.settings import Settings
 from ..optimizer.candidate import Proposer
+from ..optimizer.judge.hall import Hall
 from ..optimizer.judge.judge import Judge
 from ..optimizer.ledger import Ledger
 from ..optimizer.proposers.cpu_attention import CpuAttention
@@ -32,7 +34,8 @@ _LONG_BUDGET_S = 300.0
 def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Settings, progress: Progress) -> None:
     """Write `winners/<task>.json` for every task; one that is there already is not searched again."""
     ends = time.monotonic() + settings.budget_s
-    with Ledger(directory.ledger) as ledger:
+    with Ledger(directory.ledger) as ledger, ExitStack() as until_done:
+        hall: Hall | None = None
         for rank, task in enumerate(extraction.tasks):
             path = directory.winners / f"{task.name}.json"
             if path.exists():
@@ -43,17 +46,21 @@ def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Sett
                 _left_alone(task, reason).save(path)
                 continue
             folder = task_folder(directory.tasks, rank, task)
+            # One for all tasks, and none where there is nothing to search: it takes seconds to start.
+            hall = hall or until_done.enter_context(Hall(device=task.device))
             try:
-                winner = _search_one(folder, ledger, seconds, settings, progress)
+                winner = _search_one(folder, ledger, hall, seconds, settings, progress)
             except InputError as error:  # the judge refuses a task that proves nothing, and says what it lacks
                 winner = _left_alone(task, str(error))
             winner.save(path)
 
 
-def _search_one(folder: Path, ledger: Ledger, seconds: float, settings: Settings, progress: Progress) -> Winner:
+def _search_one(
+    folder: Path, ledger: Ledger, hall: Hall, seconds: float, settings: Settings, progress: Progress
+) -> Winner:
     loaded = load_task(folder)
-    proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
-    with Judge(folder, **_pace(settings, len(loaded.task.cases))) as judge:
+    proposers: list[Proposer] = [PackedLinear(loaded), CpuAttention(loaded), Template(loaded)]
+    with Judge(folder, hall=hall, **_pace(settings, loaded.task)) as judge:
         return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
 
 
@@ -77,14 +84,16 @@ def _left_alone(task: Task, reason: str) -> Winner:
     return Winner(task.name, task.fingerprint, "leave", None, None, None, None, False, 0, reason)
 
 
-def _pace(settings: Settings, cases: int) -> Pace:
+def _pace(settings: Settings, task: Task) -> Pace:
     """Return how the judge times: a long budget pays for blocks over which clocks settle and pools beyond the caches.
 
     A short one buys small blocks, and fewer of them where a task has several shapes to time.
     """
+    if task.device != "cpu":  # device time is steady: short blocks do, and the judge knows how large a pool must be
+        return {"block_s": 0.05, "rounds": 8, "pool_bytes": None}
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
-    return {"block_s": 0.03, "rounds": 10 if cases == 1 else 6, "pool_bytes": 24 << 20}
+    return {"block_s": 0.03, "rounds": 10 if len(task.cases) == 1 else 6, "pool_bytes": 24 << 20}
 
 
 class Pace(TypedDict):
@@ -92,4 +101,4 @@ class Pace(TypedDict):
 
     block_s: float
     rounds: int
-    pool_bytes: int
+    pool_bytes: int | None
