@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class MaskForm:
-    """kind: "all", every query sees every key; "causal", key <= query; "window", the last `window` keys up to its own."""
+    """kind: "all", every query sees every key; "causal", key <= query; "window", the last `window` keys to its own."""
 
     kind: Literal["all", "causal", "window"]
     window: int = 0

@@ -54,7 +54,7 @@ def packed(
 
 
 def fits(user: fx.Node, old: fx.Node, value: torch.Tensor) -> bool:
-    """Whether `user`, and what reads its result, still runs with `value` for `old`: the same, but with other strides."""
+    """Whether `user`, and what reads its result, still runs with `value` for `old`, which has other strides."""
     if value.stride() == example(old).stride() or not is_call(user):
         return True
     if any(example(n) is None for n in user.all_input_nodes):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pack:
     """tensor: the storage, (rows, ...). members: its parameters with their first row; pointers: where they begin."""
 
@@ -29,7 +29,7 @@ class Pack:
 
 
 class ParameterPacks:
-    """The packed parameters of one model. repacked: how often a parameter was found elsewhere and brought back."""
+    """The packed parameters of one model. repacked: how often parameters were found elsewhere and brought back."""
 
     def __init__(self) -> None:
         self._packs: list[Pack] = []
@@ -78,10 +78,9 @@ class ParameterPacks:
         return True
 
     def restore(self) -> None:
-        """Give each parameter memory of its own again, and forget the packed tensors."""
+        """Give each parameter memory of its own again. The packs stay known: `ensure` fills them anew."""
         for made in self._packs:
             _move_out(made)
-        self._packs.clear()
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -91,6 +90,15 @@ class ParameterPacks:
         for made in [m for m in self._packs if m.is_of(parameters)]:
             _move_out(made)
             self._packs = [m for m in self._packs if m is not made]
+
+
+# One for each model: its patches take turns, and two packs of one parameter would fight over it.
+_of_models: weakref.WeakKeyDictionary[torch.nn.Module, ParameterPacks] = weakref.WeakKeyDictionary()
+
+
+def packs_of(model: torch.nn.Module) -> ParameterPacks:
+    """Return the packs that all patches of `model` share."""
+    return _of_models.setdefault(model, ParameterPacks())
 
 
 def _why_not_together(parameters: Sequence[torch.Tensor]) -> str | None:
