@@ -1,226 +1,107 @@
-"""The judge's side of workers: start them from a clean parent, ask, stop, read their memory, and end them."""
+"""The hall: the clean parent from which every worker is forked, with spares warmed ahead. Judges of a run share one."""
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
-import shutil
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
-import time
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from . import wire
-from .arena import Arena
-from .isolation import TIERS, Confines
+from .handle import STARTED_S
+from .handle import KernelRaisedError as KernelRaisedError
+from .handle import Worker as Worker
+from .handle import WorkerError as WorkerError
+from .isolation import TIERS, Tier
+from .probe import probe
 
 logger = logging.getLogger(__name__)
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX", "CC")
-_STARTED_S = 60.0
+_PASSED_ON = (
+    "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX", "CC", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PYTHONPATH",
+)  # fmt: skip
 
 
-class WorkerError(Exception):
-    """A worker died, hung, or broke the protocol; the message names it. Caught by the judge, it becomes a verdict."""
-
-
-class KernelRaisedError(WorkerError):
-    """The worker lives and says that the kernel raised."""
-
-
-class Worker:
-    """One forked process with its control socket, its arenas and the scratch folder it may write to."""
-
-    def __init__(self, hall: Hall, tier: int | None, environment: dict[str, str]) -> None:
-        self.pid: int | None = None
-        self.inbox: Arena | None = None
-        self.outbox: Arena | None = None
-        self._scratch = Path(tempfile.mkdtemp(prefix="hotswap-worker-"))
-        self.user_id = hall.next_id()
-        own_id = tier is not None and TIERS[tier].own_id
-        if own_id and os.getuid() == 0:
-            os.chown(self._scratch, self.user_id, self.user_id)
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._status, status = os.pipe()
-        order = {
-            "tier": tier, "user_id": self.user_id, "hidden": hall.hidden, "memory_bytes": hall.memory_bytes,
-            "scratch": str(self._scratch), "environment": environment,
-        }  # fmt: skip
-        self._keeper = hall.fork(order, (theirs.fileno(), status))
-        theirs.close()
-        os.close(status)
-
-    def ready(self) -> None:
-        """Wait until the worker has shut itself in; raise WorkerError when it could not."""
-        if self.pid is not None:
-            return
-        self._sock.settimeout(_STARTED_S)
-        try:
-            # The kernel writes the sender's process id, as this process sees it: the worker cannot name another.
-            _, ancillary, _, _ = self._sock.recvmsg(1, socket.CMSG_SPACE(struct.calcsize("3i")), socket.MSG_PEEK)
-            answer, _ = wire.receive(self._sock, _STARTED_S)
-        except (OSError, wire.GoneError, wire.LateError, wire.GarbledError) as error:
-            raise WorkerError(f"the worker did not start: {self._how_it_ended() or type(error).__name__}") from error
-        if not answer.get("ok"):
-            raise WorkerError(str(answer.get("error"))[:300])
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                self.pid = struct.unpack("3i", content)[0]
-        if self.pid is None:
-            raise WorkerError("the worker's process id did not come with its first message")
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-
-    def ask(self, do: str, *, seconds: float, fds: tuple[int, ...] = (), **order: Any) -> dict[str, Any]:
-        """Return the worker's answer; raise KernelRaisedError or, when none can come, WorkerError."""
-        self.ready()
-        number = secrets.randbits(48)
-        try:
-            self._sock.settimeout(seconds)
-            wire.send(self._sock, {"do": do, "id": number, **order}, fds)
-            answer, _ = wire.receive(self._sock, seconds)
-        except wire.LateError:
-            self.end()
-            raise WorkerError(f"no answer within {seconds:g} s, killed") from None
-        except wire.GoneError:
-            ended = self._how_it_ended() or "closed the control channel"
-            self.end()
-            raise WorkerError(ended) from None
-        except wire.GarbledError as error:
-            self.end()
-            raise WorkerError(f"wrote to the control channel: {error}") from None
-        if answer.get("id") != number:
-            self.end()
-            raise WorkerError("wrote to the control channel: an answer to no question")
-        if answer.get("ok") is not True:
-            raise KernelRaisedError(str(answer.get("error"))[:800])
-        return answer
-
-    def arenas(self, in_bytes: int, out_bytes: int) -> tuple[Arena, Arena]:
-        """Return this worker's shared input and output memory, at least this large."""
-        if self.inbox is None or self.outbox is None or self.inbox.nbytes < in_bytes or self.outbox.nbytes < out_bytes:
-            self.inbox, self.outbox = Arena.new(in_bytes), Arena.new(out_bytes)
-            sizes = {"in_bytes": self.inbox.nbytes, "out_bytes": self.outbox.nbytes}
-            self.ask("arena", seconds=10.0, fds=(self.inbox.fd, self.outbox.fd), **sizes)
-        return self.inbox, self.outbox
-
-    def stop(self) -> None:
-        """Freeze every thread of the worker."""
-        if self.pid is None:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and not _all_stopped(self.pid):
-            time.sleep(0.0001)
-
-    def go_on(self) -> None:
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
-
-    def read(self, address: int, nbytes: int) -> Tensor:
-        """Return bytes of the worker's memory; raise WorkerError where there is none."""
-        room = torch.empty(max(nbytes, 1), dtype=torch.uint8)
-        try:
-            handle = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY)
-            try:
-                done = os.preadv(handle, [memoryview(room.numpy().data)[:nbytes]], address)
-            finally:
-                os.close(handle)
-        except (OSError, OverflowError) as error:
-            raise WorkerError(f"an output of a timed call is not where the call left it ({error})") from error
-        if done != nbytes:
-            raise WorkerError("an output of a timed call is not wholly in memory")
-        return room[:nbytes]
-
-    def others(self) -> int:
-        """Return how many processes besides the worker run under its own id; 0 where it shares the caller's."""
-        count = 0
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and int(entry.name) != self.pid:
-                with suppress(OSError):
-                    count += os.stat(entry.path).st_uid == self.user_id  # noqa: PTH116 (a scandir entry)
-        return count
-
-    def end(self) -> None:
-        """Kill the worker and all it started; safe to call twice."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        if self._keeper:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self._keeper, signal.SIGKILL)
-            self._keeper = 0
-            self._sock.close()
-            os.close(self._status)
-            for arena in (self.inbox, self.outbox):
-                if arena is not None:
-                    arena.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _how_it_ended(self) -> str | None:
-        """Return a phrase for the end of the process, None while it lives."""
-        if not self._keeper:
-            return "already ended"
-        deadline = time.monotonic() + 2.0
-        os.set_blocking(self._status, False)
-        while time.monotonic() < deadline:
-            try:
-                told = os.read(self._status, 200).decode(errors="replace")
-            except BlockingIOError:
-                time.sleep(0.005)
-                continue
-            kind, _, rest = told.partition(" ")
-            if kind == "signal":
-                return f"killed by {_signal_name(int(rest))}"
-            return f"exited with status {rest}" if kind == "exit" else rest or None
-        return None
+class HallGoneError(RuntimeError):
+    """No worker can be started any more: the parent of all workers is gone, or no tier works here."""
 
 
 class Hall:
-    """The clean parent of all workers of one judge: torch is imported once, no candidate ever runs in it."""
+    """The clean parent of workers: torch is imported once, no candidate ever runs in it. Judges of a run share one.
 
-    def __init__(self, *, threads: int, hidden: tuple[str, ...], memory_bytes: int) -> None:
-        self.hidden = list(hidden)
-        self.memory_bytes = memory_bytes
+    It starts in the background; the first worker waits until it is up and has found the best tier that works here.
+    threads: of every worker, None for torch's own number here. device: "cpu" or "cuda", of all tasks judged with these
+    workers. memory_bytes: most a worker may map, None for half of this machine's (no limit on a device: CUDA reserves
+    address space for all memory there is). tiers: tried in this order. spares: workers kept ready, each used once.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        device: str = "cpu",
+        memory_bytes: int | None = None,
+        tiers: Sequence[Tier] = TIERS,
+        spares: int = 1,
+    ) -> None:
+        self.threads = threads or torch.get_num_threads()
+        self.device = device
+        half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        self.memory_bytes = memory_bytes or (half if device == "cpu" else resource.RLIM_INFINITY)
+        self.tier = tiers[0]
+        self.refused: list[str] = []
+        self._tiers = tiers
+        self._wanted_spares = spares
+        self._spares: deque[Worker] = deque()
+        self._idle: dict[tuple[tuple[str, str], ...], list[Worker]] = {}
+        self._hidden: list[str] = []
+        self._failed: str | None = None
+        self._lock = threading.RLock()
         self._ids = 2_000_000_000 + secrets.randbelow(100_000_000)
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {k: os.environ[k] for k in _PASSED_ON if k in os.environ}
-        environment |= {
-            "OMP_NUM_THREADS": str(threads), "USER": "candidate", "LOGNAME": "candidate", "PYTHONSAFEPATH": "1",
-            "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            # Many outputs are held at once, then freed: without these the heap would be given back and faulted in again
-            # between timed calls, on both sides, which drowns short kernels (16 MiB freed cost 2 ms).
-            "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "hotswap.optimizer.judge.worker", str(theirs.fileno())]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "hotswap.optimizer.judge.worker", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
-            env=environment,
+            env=_environment(self.threads),
             stdin=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,
         )
         theirs.close()
-        self.tier = 0
-        self._probed = False
+        self._probing = threading.Thread(target=self._probe, daemon=True)
+        self._probing.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def isolation(self) -> str:
-        """The tier in use, as a verdict names it."""
-        return Confines(TIERS[self.tier], 0, (), (), 0).name
+        """The tier in use, as a verdict names it, and the better ones that this machine refused."""
+        self._probing.join()
+        return self.tier.description + "".join(f"; not to be had here: {why}" for why in self.refused)
+
+    def hide(self, *folders: str) -> None:
+        """Let no worker handed out from now on see these folders, where the tier can hide any."""
+        with self._lock:
+            new = [f for f in folders if f not in self._hidden]
+            self._hidden += new
+            while new and self._spares:
+                self._spares.pop().end()
 
     def next_id(self) -> int:
         self._ids += 1
@@ -228,53 +109,81 @@ class Hall:
 
     def fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> int:
         """Have the clean parent fork a worker's keeper; return its process id."""
-        try:
-            wire.send(self._sock, order, fds)
-            answer, _ = wire.receive(self._sock, _STARTED_S)
-        except (wire.GoneError, wire.LateError, wire.GarbledError) as error:
-            raise RuntimeError(
-                f"the parent of the judge's workers is gone (exit status {self._process.poll()})"
-            ) from error
+        with self._lock:
+            try:
+                wire.send(self._sock, order, fds)
+                answer, _ = wire.receive(self._sock, STARTED_S)
+            except (wire.GoneError, wire.LateError, wire.GarbledError) as error:
+                raise HallGoneError(
+                    f"the parent of the judge's workers is gone (exit status {self._process.poll()})"
+                ) from error
         return int(answer["pid"])
 
     def worker(self) -> Worker:
-        """Return a fresh worker for a candidate, in the best tier that works here; the first call tries them."""
-        while not self._probed:
-            worker = Worker(self, self.tier, {})
-            try:
-                worker.ready()
-            except WorkerError as error:
-                worker.end()
-                logger.info("isolation by %s is not to be had here: %s", TIERS[self.tier].name, error)
-                self.tier += 1
-                if self.tier == len(TIERS):
-                    raise RuntimeError(f"no worker can be started: {error}") from error
-            else:
-                self._probed = True
-                return worker
-        return Worker(self, self.tier, {})
+        """Return a fresh worker for a candidate, in the best tier that works here, from the spares if there is one."""
+        self._probing.join()
+        if self._failed is not None:
+            raise HallGoneError(self._failed)
+        with self._lock:
+            worker = self._spares.popleft() if self._spares else self._confined(self.tier)
+            while len(self._spares) < self._wanted_spares:
+                self._spares.append(self._confined(self.tier))
+        return worker
 
     def trusted(self, environment: dict[str, str]) -> Worker:
-        """Return a fresh worker for the reference itself: not confined, but of the same form."""
-        return Worker(self, None, environment)
+        """Return a worker for a reference: not confined, but of the same form. One given back before is used again."""
+        with self._lock:
+            idle = self._idle.get(tuple(sorted(environment.items())))
+            return idle.pop() if idle else Worker(self, None, environment)
+
+    def give_back(self, worker: Worker) -> None:
+        """Take a trusted worker that still answers, so that the next task's rival need not warm up the compiler."""
+        with self._lock:
+            self._idle.setdefault(tuple(sorted(worker.environment.items())), []).append(worker)
 
     def close(self) -> None:
-        self._sock.close()
+        """End every worker kept here, and the parent of all."""
         self._process.kill()
         self._process.wait()
+        self._probing.join()  # a thread still starting a worker sees its parent gone
+        with self._lock:
+            for worker in [*self._spares, *(w for idle in self._idle.values() for w in idle)]:
+                worker.end()
+            self._spares.clear()
+            self._idle.clear()
+        self._sock.close()
+
+    def _confined(self, tier: Tier) -> Worker:
+        return Worker(self, tier, {}, hidden=tuple(self._hidden))
+
+    def _probe(self) -> None:
+        """Settle on the first tier in which a known candidate works and finds no way out."""
+        for tier in self._tiers:
+            worker: Worker | None = None
+            try:
+                worker = self._confined(tier)
+                probe(worker, tier)
+            except WorkerError as error:
+                logger.info("isolation by %s is not to be had here: %s", tier.name, error)
+                self.refused.append(f"{tier.name} ({error})")
+            except HallGoneError as error:
+                self._failed = str(error)
+                return
+            else:
+                self.tier = tier
+                return
+            finally:
+                if worker is not None:
+                    worker.end()
+        self._failed = f"no worker can be started: {'; '.join(self.refused)}"
 
 
-def _all_stopped(pid: int) -> bool:
-    """Whether every thread of a process is stopped, or it is gone."""
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return False
-    return True
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _environment(threads: int) -> dict[str, str]:
+    """Return what a worker may know of its surroundings: an allow-list, and what makes all arms alike."""
+    return {k: os.environ[k] for k in _PASSED_ON if k in os.environ} | {
+        "OMP_NUM_THREADS": str(threads), "USER": "candidate", "LOGNAME": "candidate", "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # Many outputs are held at once, then freed: without these the heap would be given back and faulted in again
+        # between timed calls, on both sides, which drowns short kernels (16 MiB freed cost 2 ms).
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    }  # fmt: skip

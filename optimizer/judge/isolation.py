@@ -32,6 +32,22 @@ class Tier:
     flags: int
     own_id: bool
 
+    @property
+    def no_network(self) -> bool:
+        """Whether a process in this tier reaches no network."""
+        return bool(self.flags & _NEWNET)
+
+    @property
+    def no_signals(self) -> bool:
+        """Whether a process in this tier can signal none but its own."""
+        return self.own_id or bool(self.flags & _NEWPID)
+
+    @property
+    def description(self) -> str:
+        """The tier as a verdict names it."""
+        who = "an id that owns nothing" if self.own_id else "the caller's id"
+        return f"own process, {self.name}, {who}, rlimits" if self.flags else f"own process, {who}, rlimits"
+
 
 TIERS = (
     Tier("network, mount, pid and ipc namespaces", _ALL, own_id=True),
@@ -53,12 +69,6 @@ class Confines:
     memory_bytes: int
     processes: int = 256
     file_bytes: int = SCRATCH_BYTES
-
-    @property
-    def name(self) -> str:
-        """The tier as a verdict names it."""
-        who = "an id that owns nothing" if self.tier.own_id else "the caller's id"
-        return f"own process, {self.tier.name}, {who}, rlimits" if self.tier.flags else f"own process, {who}, rlimits"
 
 
 def needed_paths() -> tuple[str, ...]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import os
 import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
+from ...extractor.load_task import load_task
 from ...extractor.task import Task
 from ...models.cache import cache_dir
 from ...models.environment import environment
@@ -24,7 +23,7 @@ from ...profiler.recording import Limits as DeviceLimits
 from ..verdict import Interval, Race, StageResult, Verdict
 from .bank import Bank
 from .hall import Hall, WorkerError
-from .pool import Pool, cache_state, make_pool
+from .pool import Pool, cache_state, make_pool, pool_bytes_on
 from .race import Lane, as_race, run, weighted_speedup
 from .rivals import Rivals
 from .stages import STAGES
@@ -44,7 +43,9 @@ class Judge:
     """Judges candidates for the task in `folder`; a context manager, for it owns processes.
 
     seed: None draws a secret one. block_s, rounds: least length of a timed block and blocks a side. pool_bytes:
-    memory for the timed input sets of a worker. threads: of every arm, None for torch's own number here.
+    memory for the timed input sets of a worker, None for what suits the device. threads: of every arm, None for torch's
+    own number here. hall: where workers come from, which outlives this judge and has threads of its own; None for one
+    of this judge's.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Judge:
         seed: int | None = None,
         block_s: float = 0.2,
         rounds: int = 8,
-        pool_bytes: int = 96 << 20,
+        pool_bytes: int | None = None,
         patience: Patience | None = None,
         threads: int | None = None,
         inductor: bool = True,
+        hall: Hall | None = None,
     ) -> None:
         self.folder = Path(folder).resolve()
         self._seed = secrets.randbits(62) if seed is None else seed
@@ -65,19 +67,25 @@ class Judge:
         self._block_s, self._rounds = block_s, max(rounds, 2)
         self._patience = patience or Patience()
         self._environment = environment()
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        # The workers' parent imports torch while the bank is filled.
-        self._hall = Hall(threads=threads or torch.get_num_threads(), hidden=_hidden(self.folder), memory_bytes=memory)
-        try:
-            self.bank = Bank(self.folder, self._seed)
-        except BaseException:
-            self._hall.close()
-            raise
-        self._rivals = Rivals(self._hall, self.bank, self.folder, compiled=inductor, cache=cache_dir() / "rivals")
+        if hall is not None and threads is not None and threads != hall.threads:
+            raise ValueError(f"threads={threads}, but the given hall's workers have {hall.threads}; leave one out")
+        self._hall = hall or Hall(threads=threads, device=Task.load(self.folder / "task.json").device)
+        self._hall.hide(*_hidden(self.folder))
+        with ExitStack() as undo:
+            if hall is None:
+                undo.callback(self._hall.close)
+            loaded = load_task(self.folder)
+            recorded = [loaded.inputs(number) for number in range(len(loaded.task.cases))]
+            # Rivals compile while the bank computes its oracles.
+            self._rivals = Rivals(self._hall, recorded, self.folder, compiled=inductor, cache=cache_dir() / "rivals")
+            undo.callback(self._rivals.close)
+            self.bank = Bank(loaded, self._seed)
+            self._ended_by = undo.pop_all()
         self._pools: list[Pool] = []
-        self._pool_bytes = pool_bytes
+        self._pool_bytes = pool_bytes or pool_bytes_on(self.task.device)
         self._baselines: tuple[Race, ...] = ()
         self._best = 1.0
+        self._uncapturable = ""
 
     def __enter__(self) -> Self:
         return self
@@ -124,9 +132,8 @@ class Judge:
             trial.close()
 
     def close(self) -> None:
-        """End every process of this judge."""
-        self._rivals.close()
-        self._hall.close()
+        """End every process of this judge; a hall that was given stays."""
+        self._ended_by.close()
 
     def _timing(self, trial: Trial, races: list[Race]) -> dict[str, str]:
         """Screen, then race in a clean process if screening does not say that the candidate is clearly slower."""
@@ -144,7 +151,8 @@ class Judge:
         if others:
             raise Rejected(f"left {others} other process(es) running")
         refuse_impossible(races, [p.moved_bytes for p in self._pools_now()], measure(self.task.device))
-        return {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
+        seen = {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
+        return seen | ({"not captured": self._uncapturable} if self._uncapturable else {})
 
     def _raced(self, trial: Trial, rounds: int, block_s: float) -> tuple[Race, ...]:
         lane = Lane("candidate", trial.worker, [], self._patience.call_s)
@@ -169,6 +177,7 @@ class Judge:
             finally:
                 for lane in lanes:
                     lane.leave()
+            self._uncapturable = "; ".join(f"{x.name}: {x.uncapturable}" for x in lanes if x.uncapturable)
             races.append(as_race(lanes, pool, subject, block_s, cache_state(pool, _cache_bytes(self.task.device))))
         return tuple(races)
 

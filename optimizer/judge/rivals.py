@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from . import arena
-from .bank import Bank
 from .hall import Hall, Worker, WorkerError
 from .race import Lane
 
 _COMPILE_S = 300.0
+# A rival's first outputs are looked at by nobody: the worker leaves out what does not fit.
+_OUT_BYTES = 1 << 12
 
 
 class Rivals:
-    """Warm workers with the reference. Compiling goes on in the background until a rival is first needed."""
+    """Warm workers with the reference. Compiling goes on in the background until a rival is first needed.
 
-    def __init__(self, hall: Hall, bank: Bank, folder: Path, *, compiled: bool, cache: Path) -> None:
+    cases: the recorded inputs, which a rival is called on once before it takes part.
+    """
+
+    def __init__(
+        self, hall: Hall, cases: Sequence[Sequence[Tensor]], folder: Path, *, compiled: bool, cache: Path
+    ) -> None:
+        self._hall = hall
         self._workers: dict[str, Worker] = {}
         self._failed: dict[str, str] = {}
+        self._ready: set[str] = set()
         self._threads = []
         for name in ("eager", "inductor") if compiled else ("eager",):
             worker = hall.trusted({"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")})
             self._workers[name] = worker
-            start = threading.Thread(target=self._start, args=(name, worker, bank, folder), daemon=True)
+            start = threading.Thread(target=self._start, args=(name, worker, cases, folder), daemon=True)
             start.start()
             self._threads.append(start)
 
@@ -42,19 +53,26 @@ class Rivals:
         return lanes
 
     def close(self) -> None:
-        for worker in self._workers.values():
-            worker.end()
+        """Give workers that still answer back to the hall; end one that failed or is still compiling."""
+        for name, worker in self._workers.items():
+            if name in self._ready:
+                self._hall.give_back(worker)
+            else:
+                worker.end()
         # A thread still starting a rival sees its worker gone; left alone, it would abort an exiting interpreter.
         for thread in self._threads:
             thread.join()
 
-    def _start(self, name: str, worker: Worker, bank: Bank, folder: Path) -> None:
+    def _start(self, name: str, worker: Worker, cases: Sequence[Sequence[Tensor]], folder: Path) -> None:
         try:
             worker.ask("rival", seconds=_COMPILE_S, folder=str(folder), compiled=name == "inductor")
-            for sample in bank.recorded:
-                inbox, _ = worker.arenas(bank.in_bytes, bank.out_bytes)
-                arena.write(inbox, sample.layout, sample.inputs)
-                worker.ask("layout", seconds=10.0, layout=sample.layout)
+            for inputs in cases:
+                layout, nbytes = arena.plan(inputs)
+                inbox, _ = worker.arenas(nbytes, _OUT_BYTES)
+                arena.write(inbox, layout, inputs)
+                worker.ask("layout", seconds=10.0, layout=layout)
                 worker.ask("call", seconds=_COMPILE_S, poison=0, keep=False)
         except WorkerError as error:
             self._failed[name] = str(error)
+        else:
+            self._ready.add(name)
