@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..models.errors import SpecError
 from .console import print_json, results
 from .options import examples, json_option
 from .places import find_task, run_of
+from .task_log import outcome, print_log
 
 if TYPE_CHECKING:
     from ..optimizer.attempt import Attempt
@@ -31,9 +31,7 @@ EXAMPLES = examples(
 
 @click.command(epilog=EXAMPLES)
 @click.argument("task", metavar="TASK")
-@click.option(
-    "--log", is_flag=True, help="Every attempt, newest first; a kept one with its difference from its parent."
-)
+@click.option("--log", is_flag=True, help="Every attempt, newest first, kept or reverted, with what it changed.")
 @click.option("--source", metavar="HASH", help="Print the candidate of this hash, or of its beginning; nothing else.")
 @json_option
 def command(task: str, log: bool, source: str | None, as_json: bool) -> None:
@@ -47,12 +45,12 @@ def command(task: str, log: bool, source: str | None, as_json: bool) -> None:
         attempts = ledger.attempts(record.fingerprint) if ledger else ()
         if source is not None:
             click.echo(_source(ledger, attempts, source, task), nl=False)
+        elif log:
+            print_log(ledger, attempts, as_json=as_json)
         elif as_json:
             winner = ended(folder, record)
             body = {"task": record.to_dict(), "winner": winner.to_dict() if winner else None}
             print_json(body | {"attempts": [a.to_dict() for a in attempts]})
-        elif log:
-            print_log(ledger, attempts)
         else:
             print_task(record, folder)
             print_attempts(attempts)
@@ -101,10 +99,10 @@ def print_task(task: Task, folder: Path) -> None:
     out.print(f"  could     make the whole model {task.ceiling:.3f}x faster at its floor")
     for remark in task.notes:
         out.print(f"  note      {remark}", markup=False)
-    table = Table("shape", "calls", "eager us", "input", "dtype", "size", "stride", "role", box=None, pad_edge=False)
+    table = Table("shape", "weight", "eager us", "input", "dtype", "size", "stride", "role", box=None, pad_edge=False)
     for case in task.cases:
         for position, spec in enumerate(case.inputs):
-            head = (case.name, str(case.calls), f"{case.eager_us:.1f}") if position == 0 else ("", "", "")
+            head = (case.name, f"{case.weight:g}", f"{case.eager_us:.1f}") if position == 0 else ("", "", "")
             size, stride = ("x".join(map(str, v)) or "scalar" for v in (spec.shape, spec.stride))
             table.add_row(*head, spec.name, spec.dtype.removeprefix("torch."), size, stride, spec.role)
     out.print(table)
@@ -135,30 +133,6 @@ def print_attempts(attempts: Sequence[Attempt]) -> None:
             outcome(attempt),
         )
     results().print(table)
-
-
-def outcome(attempt: Attempt) -> str:
-    """Return in a few words how an attempt ended."""
-    if attempt.verdict is None:
-        return "interrupted, not trusted"
-    if not attempt.verdict.accepted:
-        return f"rejected at {attempt.verdict.stage}: {attempt.verdict.reason}"
-    return "kept" if attempt.kept else "accepted, no clear gain: reverted"
-
-
-def print_log(ledger: Ledger | None, attempts: Sequence[Attempt]) -> None:
-    """Print the history as git would: newest first, kept attempts as differences from their parents."""
-    for attempt in reversed(attempts):
-        click.secho(f"attempt {attempt.number} {attempt.source_hash}", fg="yellow")
-        click.echo(f"By:      {attempt.proposer}  {' '.join(f'{k}={v}' for k, v in attempt.knobs.items())}")
-        click.echo(f"Parent:  {attempt.parent or '-'}")
-        click.echo(f"Outcome: {outcome(attempt)}\n")
-        if attempt.kept and ledger is not None:
-            old = ledger.source(attempt.parent) if attempt.parent else ""
-            new = ledger.source(attempt.source_hash)
-            names = (attempt.parent or "/dev/null", attempt.source_hash)
-            lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names)
-            click.echo("".join(f"    {line}" for line in lines) + "\n")
 
 
 def _source(ledger: Ledger | None, attempts: Sequence[Attempt], beginning: str, task: str) -> str:

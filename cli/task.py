@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..extractor.task import Task
-from ..models.errors import SpecError
-from .console import print_json, results
-from .options import examples, json_option
+from ..models.errors import InputError, SpecError
+from .console import note, print_json, results
+from .options import examples, json_option, resolved, settings_options
 from .places import find_task
-from .show import history, print_attempts, print_log, print_task
+from .show import history, print_task
+from .task_log import print_log
 
 if TYPE_CHECKING:
     from ..optimizer.verdict import Verdict
 
 EXAMPLES = examples(
+    "hotswap task new rmsnorm.py --device cuda --dtype bf16",
     "hotswap task show last:gelu",
     "hotswap task try last:gelu mine.py",
     "hotswap task try runs/minilm/tasks/00-gelu mine.py --json",
@@ -27,7 +30,46 @@ EXAMPLES = examples(
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Look at one task and judge candidates for it. TASK is a task folder or RUN:NAME."""
+    """Make a task, look at one, and judge candidates for it. TASK is a task folder or RUN:NAME."""
+
+
+@command.command(
+    "new", epilog=examples("hotswap task new rmsnorm.py", "hotswap task new level1/23_Softmax.py --out softmax")
+)
+@click.argument("file", metavar="FILE.py", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Task folder to write; <FILE>-task unless given.")
+@settings_options("device", "dtype", "seed")
+@json_option
+def new_command(file: Path, out: Path | None, as_json: bool, **flags: Any) -> None:
+    """Make a task from FILE.py, and try whether it can tell a right answer from a trivial one.
+
+    FILE.py defines `reference(*tensors, **consts)` and `inputs(seed, shape_index=0)`, a tuple of tensors whose
+    nn.Parameters are weights; it may define `SHAPES`, a dict of names with weights, and `CONSTS`, a dict of numbers.
+    Or it is a KernelBench problem: `Model` (taken in eval mode), `get_inputs` and `get_init_inputs`.
+    --dtype auto leaves the dtypes as they are.
+    """
+    from ..extractor.load_task import load_task
+    from ..extractor.new_task import new_task
+    from ..models.spec import resolve_device, resolve_dtype
+    from ..optimizer.judge.bank import Bank
+
+    settings = resolved(flags)
+    device = resolve_device(settings.device)
+    dtype = None if settings.dtype == "auto" else resolve_dtype(settings.dtype, device)
+    folder = out or Path(f"{file.stem}-task")
+    record = new_task(file, folder, device=device, dtype=dtype, seed=settings.seed)
+    try:
+        bank = Bank(load_task(folder), settings.seed)
+    except InputError:
+        shutil.rmtree(folder)
+        raise
+    if as_json:
+        print_json({"folder": str(folder), "task": record.to_dict(), "notes": bank.notes})
+        return
+    print_task(record, folder)
+    for remark in bank.notes:
+        note(remark)
+    note(f"next     hotswap task try {folder} candidate.py")
 
 
 @command.command("try", epilog=examples("hotswap task try last:gelu mine.py", "hotswap task try TASK mine.py --json"))
@@ -76,17 +118,15 @@ def show_command(task: str, as_json: bool) -> None:
 @click.argument("task", metavar="TASK")
 @json_option
 def log_command(task: str, as_json: bool) -> None:
-    """List every attempt on TASK, newest first; a kept one with its difference from its parent."""
+    """Tell the history of TASK as git would: every attempt, newest first, kept or reverted, with what it changed.
+
+    Each difference is a patch of kernel.py, from the source that the attempt was made from, or else from the kernel
+    that was the best then. Times of day are left out, so that two logs can be compared; --json has them.
+    """
     folder = find_task(task)
     record = Task.load(folder / "task.json")
     with history(folder) as ledger:
-        attempts = ledger.attempts(record.fingerprint) if ledger else ()
-        if as_json:
-            print_json({"attempts": [a.to_dict() for a in attempts]})
-        elif attempts:
-            print_log(ledger, attempts)
-        else:
-            print_attempts(attempts)
+        print_log(ledger, ledger.attempts(record.fingerprint) if ledger else (), as_json=as_json)
 
 
 def print_verdict(verdict: Verdict) -> None:

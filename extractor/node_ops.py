@@ -7,6 +7,8 @@ judged by their schema, their tags and torch's own FLOP registry.
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -59,6 +61,17 @@ _ROW_PACKETS = frozenset(
 
 # Views by another name: `reshape` of what it has just copied, which nobody else can see.
 _VIEW_PACKETS = frozenset({aten._unsafe_view})
+
+
+_NAMED = (
+    str,  # of a method
+    type,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
 
 
 class NodeKind(Enum):
@@ -116,6 +129,12 @@ class Decomposing(_SeenOps):  # type: ignore[no-untyped-call]
 def node_kinds(gm: fx.GraphModule) -> dict[fx.Node, NodeKind]:
     """Return the kind of every call node of `gm`; nodes without example values are barriers."""
     return {node: _kind(node, ops_of(node)) for node in gm.graph.nodes if is_call(node)}
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether every element of what `node` makes depends on its own element of the inputs alone."""
+    seen = ops_of(node)
+    return seen is not None and all(torch.Tag.pointwise in one.op.tags for one in seen)
 
 
 def is_call(node: fx.Node) -> bool:
@@ -186,7 +205,7 @@ def _quiet(fake_mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 def _kind(node: fx.Node, seen: tuple[SeenOp, ...] | None) -> NodeKind:
-    if seen is None or not _gives_tensors(node):
+    if seen is None or not _gives_tensors(node) or not _importable(node.target):
         return NodeKind.BARRIER
     if not all(_is_view(one.op) or _is_memory(one.op) or _has_flops(one.op) for one in seen):
         # The CPU's fused attention is such an op: unknown to the FLOP registry, but made of matmuls.
@@ -205,6 +224,13 @@ def _kind(node: fx.Node, seen: tuple[SeenOp, ...] | None) -> NodeKind:
 
 def _has_flops(op: torch._ops.OpOverload) -> bool:
     return op.overloadpacket in flop_registry
+
+
+def _importable(target: Any) -> bool:
+    """Whether a reference can call `target` by a name; objects that Dynamo makes for a graph, of numpy say, have none."""
+    if not isinstance(target, types.FunctionType):
+        return isinstance(target, _NAMED)
+    return getattr(sys.modules.get(target.__module__), target.__name__, None) is target
 
 
 def _gives_tensors(node: fx.Node) -> bool:

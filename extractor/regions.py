@@ -2,7 +2,8 @@
 
 A node's level is the largest number of anchors and barriers on any path to it. Groups are the connected components
 within a level, which are convex by construction: a path that leaves a group passes an anchor or a barrier and
-arrives at a higher level. The same function runs at extraction and at swap, so that fingerprints agree.
+arrives at a higher level. A group that does nothing but map the one result of an anchor, element by element, is the
+anchor's epilogue and stands in its region. The same function runs at extraction and at swap: fingerprints agree.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from .fingerprint import fingerprint
-from .node_ops import NodeKind, example, node_kinds
+from .node_ops import NodeKind, example, is_pointwise, node_kinds
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,39 @@ def find_regions(gm: fx.GraphModule) -> list[Region]:
     """Return the regions of `gm` in graph order; deterministic, and independent of layer count and names."""
     kinds = node_kinds(gm)
     order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    groups = [*_memory_groups(kinds, order), *((n,) for n, k in kinds.items() if k is NodeKind.ANCHOR)]
+    groups = _with_epilogues([*_memory_groups(kinds, order)], kinds)
     regions = [r for group in groups if (r := _region(group, kinds, order)) is not None]
     return sorted(regions, key=lambda r: order[r.nodes[-1]])
+
+
+def _with_epilogues(memory: list[tuple[fx.Node, ...]], kinds: dict[fx.Node, NodeKind]) -> list[tuple[fx.Node, ...]]:
+    """Return the groups and the anchors, each epilogue joined to its anchor."""
+    alone = {n: (n,) for n, k in kinds.items() if k is NodeKind.ANCHOR}
+    groups: list[tuple[fx.Node, ...]] = []
+    for group in memory:
+        before = _path_from_anchor(group, kinds)
+        if before:
+            del alone[before[0]]
+        groups.append((*before, *group))
+    return [*groups, *alone.values()]
+
+
+def _path_from_anchor(group: tuple[fx.Node, ...], kinds: dict[fx.Node, NodeKind]) -> tuple[fx.Node, ...]:
+    """Return the anchor whose epilogue `group` is and the views between; empty where it is none's."""
+    members = set(group)
+    inputs = {p for n in group for p in n.all_input_nodes if p not in members}
+    if len(inputs) != 1 or not all(is_pointwise(n) for n in group if kinds[n] is NodeKind.MEMORY):
+        return ()
+    path = [inputs.pop()]
+    while set(path[0].users) <= members:
+        kind = kinds.get(path[0])
+        if kind is NodeKind.ANCHOR:
+            return tuple(path)
+        if kind not in (NodeKind.VIEW, NodeKind.IDENTITY) or len(path[0].all_input_nodes) != 1:
+            return ()
+        members.add(path[0])
+        path.insert(0, path[0].all_input_nodes[0])
+    return ()
 
 
 def _levels(kinds: dict[fx.Node, NodeKind]) -> dict[fx.Node, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,15 @@ NEEDS_GRAD = "an input requires grad"
 
 # A served model sees many lengths; past this many distinct layouts the cached answers are dropped and asked again.
 _REMEMBERED = 4096
+
+
+@dataclass(frozen=True)
+class Tally:
+    """calls: of the kernel. fallbacks: by reason. broken: why the kernel is not asked any more, None while it is."""
+
+    calls: int
+    fallbacks: Counter[str]
+    broken: str | None
 
 
 class KernelSite:
@@ -53,6 +63,14 @@ class KernelSite:
     def repacked(self) -> int:
         """How often packed weights were found changed and packed again."""
         return self._packed.repacked if self._packed is not None else 0
+
+    def tally(self) -> Tally:
+        """Return what has been counted so far, to be given back by `set_tally`."""
+        return Tally(self.calls, Counter(self.fallbacks), self._broken)
+
+    def set_tally(self, tally: Tally) -> None:
+        """Count on from an earlier tally: runs that only prepared something, as a capture does, are none."""
+        self.calls, self.fallbacks, self._broken = tally.calls, Counter(tally.fallbacks), tally.broken
 
     def drop_packed(self) -> None:
         """Let packed weights go, as large as weights as they are; a later call packs anew."""

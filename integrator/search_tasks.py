@@ -59,8 +59,8 @@ def _search_one(
     folder: Path, ledger: Ledger, hall: Hall, seconds: float, settings: Settings, progress: Progress
 ) -> Winner:
     loaded = load_task(folder)
-    proposers: list[Proposer] = [PackedLinear(), CpuAttention(loaded), Template(loaded)]
-    with Judge(folder, hall=hall, **_pace(settings, len(loaded.task.cases))) as judge:
+    proposers: list[Proposer] = [PackedLinear(loaded), CpuAttention(loaded), Template(loaded)]
+    with Judge(folder, hall=hall, **_pace(settings, loaded.task)) as judge:
         return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
 
 
@@ -84,14 +84,16 @@ def _left_alone(task: Task, reason: str) -> Winner:
     return Winner(task.name, task.fingerprint, "leave", None, None, None, None, False, 0, reason)
 
 
-def _pace(settings: Settings, cases: int) -> Pace:
+def _pace(settings: Settings, task: Task) -> Pace:
     """Return how the judge times: a long budget pays for blocks over which clocks settle and pools beyond the caches.
 
     A short one buys small blocks, and fewer of them where a task has several shapes to time.
     """
+    if task.device != "cpu":  # device time is steady: short blocks do, and the judge knows how large a pool must be
+        return {"block_s": 0.05, "rounds": 8, "pool_bytes": None}
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
-    return {"block_s": 0.03, "rounds": 10 if cases == 1 else 6, "pool_bytes": 24 << 20}
+    return {"block_s": 0.03, "rounds": 10 if len(task.cases) == 1 else 6, "pool_bytes": 24 << 20}
 
 
 class Pace(TypedDict):
@@ -99,4 +101,4 @@ class Pace(TypedDict):
 
     block_s: float
     rounds: int
-    pool_bytes: int
+    pool_bytes: int | None

@@ -20,6 +20,7 @@ from .fuse import one_plus
 from .program import HALVES, LoopProgram
 from .triton_loops import Tiles
 from .triton_math import device_functions
+from .triton_passes import Passes
 from .triton_plan import RUNTIME, plan_text
 
 
@@ -27,10 +28,17 @@ from .triton_plan import RUNTIME, plan_text
 class TritonKnobs:
     """What may be turned without changing what is computed.
 
-    tile: elements of a program's tile where nothing is reduced or several short rows share a program. whole: widest row
-    that is held in registers at once. step: columns a program takes at a time in a loop. each: elements a thread, which
-    gives the warps. stages: loads in flight in a loop. persistent: programs a processor that walk over all tiles, 0 for
-    one program a tile. evict: tell the cache which data are read once and which again.
+    tile: elements of a program's tile where nothing is reduced or several short rows share a program.
+    whole: widest row that is held in registers at once.
+    step: columns a program takes at a time in a loop.
+    each: elements a thread, which gives the warps.
+    stages: loads in flight in a loop.
+    persistent: programs a processor that walk over all tiles, 0 for one program a tile.
+    evict: tell the cache which data are read once and which again.
+    peel: start wide rows that begin anywhere in memory at a 16-byte boundary; what is left at both ends is taken apart.
+    split: programs a processor should have; where rows are too few for that, several share a row and another kernel
+    combines what they found. 0 for never.
+    tall: rows a program takes where memory runs down the rows, as in sums over a first dimension.
     """
 
     tile: int = 4096
@@ -40,6 +48,9 @@ class TritonKnobs:
     stages: int = 2
     persistent: int = 0
     evict: bool = False
+    peel: bool = True
+    split: int = 4
+    tall: int = 64
 
     def as_dict(self) -> dict[str, str | int | bool]:
         return asdict(self)
@@ -59,6 +70,9 @@ CHOICES: dict[str, tuple[int | bool, ...]] = {
     "evict": (False, True),
     "stages": (2, 1, 3, 4),
     "persistent": (0, 1, 2, 4),
+    "split": (4, 2, 8, 0),
+    "tall": (64, 32, 128),
+    "peel": (True, False),
 }
 
 
@@ -99,11 +113,23 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
     """Return all but the comments; knobs that have no bearing on the program are not in it."""
     program = _fuse(program)
     tiles = Tiles(program, evict=knobs.evict)
-    kernels = [_kernel(tiles, "_tile", tiles.tile(), knobs)]
-    constants = {"TILE": knobs.tile, "EACH": knobs.each, "PERSISTENT": knobs.persistent, "MOST_WARPS": 32}
+    kernels = [_kernel(tiles, "_tile", _tasks(tiles, tiles.tile(), knobs))]
+    constants: dict[str, object] = {"TILE": knobs.tile, "EACH": knobs.each, "PERSISTENT": knobs.persistent}
+    partials: list[tuple[str, str]] = []
     if program.reduces:
-        kernels.append(_kernel(tiles, "_loop", tiles.loop(), knobs))
-        constants |= {"WHOLE": knobs.whole, "STEP": knobs.step, "STAGES": knobs.stages}
+        passes = Passes(tiles)
+        varying = tuple(n for n, a in enumerate(tiles.walks) if a.varies)
+        kernels.append(_kernel(tiles, "_loop", _tasks(tiles, passes.plain(), knobs), _LOOP))
+        if knobs.peel:
+            flags = ("PEEL", *(f"L{n}" for n in varying))
+            kernels.append(_kernel(tiles, "_peel", _tasks(tiles, passes.peeled(), knobs), (*_LOOP, *flags)))
+        if knobs.split:
+            partials = passes.partials()
+            kernels += [_split(tiles, n, passes.split(n), partials) for n in range(passes.stages)]
+        splits = f"({''.join(f'_split{n}, ' for n in range(passes.stages))})" if knobs.split else "()"
+        constants |= {"WHOLE": knobs.whole, "STEP": knobs.step, "STAGES": knobs.stages, "TALL": knobs.tall}
+        constants |= {"SPLIT": knobs.split, "SPLITS": splits, "LEAD": passes.lead(), "VARYING": varying}
+        constants |= {"PEEL": passes.peel() if knobs.peel else 0}
     code = "\n\n\n".join(kernels)
     settings = "\n".join(f"{name} = {value}" for name, value in constants.items())
     return f"""import math
@@ -111,6 +137,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
 import torch
 import triton
 import triton.language as tl
+
 {device_functions(code)}
 
 
@@ -118,6 +145,7 @@ import triton.language as tl
 
 
 {settings}
+MOST_WARPS = 32
 _PLANS = {{}}
 _MOST_PLANS = 1024
 _NEAR = 2**31 - 2**20
@@ -125,43 +153,75 @@ _NEAR = 2**31 - 2**20
 
 {plan_text(tiles)}
 
-{_entry(program)}"""
+{_entry(program, partials)}"""
 
 
-def _kernel(tiles: Tiles, name: str, body: list[str], knobs: TritonKnobs) -> str:
-    """Return a kernel whose tasks are blocks of rows, times blocks of columns where nothing is reduced."""
-    constants = ["AXES", "WIDE", "ROWS", "BLOCK", *(["STAGES", "GROUP"] if name == "_loop" else [])]
-    arguments = [*tiles.pointers(), "tasks", *tiles.numbers(), *(f"{c}: tl.constexpr" for c in constants)]
+_LOOP = ("STAGES", "GROUP")
+
+
+def _tasks(tiles: Tiles, body: list[str], knobs: TritonKnobs) -> list[str]:
+    """Return the statements of a program, whose tasks are blocks of rows (and of columns if nothing is reduced)."""
     inner = ["group = task"]
     if not tiles.program.reduces:
         inner = ["parts = tl.cdiv(columns, BLOCK)", "group = task // parts", "part = task % parts"]
-    inner += ["if WIDE:", "    group = group.to(tl.int64)", *tiles.rows(), *body]
-    lines = list(tiles.scalars())
-    if knobs.persistent:
-        lines.append("for task in tl.range(tl.program_id(0), tasks, tl.num_programs(0)):")
-        lines += [f"    {line}" for line in inner]
-    else:
-        lines += ["task = tl.program_id(0)", *inner]
-    plain = ["tasks", *tiles.unspecialised()]
+    inner += [*tiles.rows(), *body]
+    if not knobs.persistent:
+        return ["task = tl.program_id(0)", *inner]
+    loop = "for task in tl.range(tl.program_id(0), tasks, tl.num_programs(0)):"
+    return [loop, *(f"    {line}" for line in inner)]
+
+
+def _split(tiles: Tiles, number: int, body: list[str], partials: list[tuple[str, str]]) -> str:
+    """Return the kernel of one pass over rows that several programs share."""
+    groups = [
+        "task = tl.program_id(0)",
+        "groups = tl.cdiv(rows, ROWS)",
+        "group = task % groups",
+        "share = task // groups",
+    ]
+    names = [name for name, _ in partials]
+    return _kernel(tiles, f"_split{number}", [*groups, *tiles.rows(), *body], (*_LOOP, "MOST"), names)
+
+
+def _kernel(
+    tiles: Tiles, name: str, body: list[str], constants: tuple[str, ...] = (), partials: list[str] | None = None
+) -> str:
+    constants = ("AXES", "WIDE", "EVEN", "ROWS", "BLOCK", *constants)
+    arguments = [*tiles.pointers(), *(partials or []), "tasks", *tiles.numbers()]
+    arguments += ["shares", "chunk"] if partials else []
+    arguments += [f"{c}: tl.constexpr" for c in constants]
+    plain = ["tasks", *tiles.unspecialised(), *(["shares"] if partials else [])]
     return "\n".join(
         [f"@triton.jit(do_not_specialize={plain})", f"def {name}({', '.join(arguments)}):"]
-        + [f"    {line}" for line in lines]
+        + [f"    {line}" for line in [*tiles.scalars(), *body]]
     )
 
 
-def _entry(program: LoopProgram) -> str:
+def _entry(program: LoopProgram, partials: list[tuple[str, str]]) -> str:
     used = [i.name for i in program.inputs if i.used]
     names = ", ".join(i.name for i in program.inputs)
     outputs = range(len(program.outputs))
     unpacked = "".join(f"shape{n}, stride{n}, " for n in outputs)
     key = ", ".join(f"{n}.dtype, {n}.shape, {n}.stride(), {n}.device" for n in used)
-    made = "\n".join(
-        f"    y{n} = torch.empty_strided(shape{n}, stride{n}, dtype=torch.{program.outputs[n].dtype}, "
-        f"device={used[0]}.device)"
+    device = f"device={used[0]}.device"
+    lines = [
+        f"    y{n} = torch.empty_strided(shape{n}, stride{n}, dtype=torch.{program.outputs[n].dtype}, {device})"
         for n in outputs
-    )
-    pointers = ", ".join([*used, *(f"y{n}" for n in outputs)])
+    ]
+    tensors = ", ".join([*used, *(f"y{n}" for n in outputs)])
+    if partials:
+        lines += ["    parts = ()", "    if partial:"]
+        made = ", ".join(f"torch.empty(partial, dtype=torch.{dtype}, {device})" for _, dtype in partials)
+        lines.append(f"        parts = ({made},)")
+    rest = "*parts, *numbers" if partials else "*numbers"
+    lines += [
+        "    if grid[0]:",
+        f"        with torch.cuda.device_of({used[0]}):",
+        "            for function in functions:",
+        f"                function[grid]({tensors}, {rest}, **meta)",
+    ]
     returned = "y0" if program.single else f"({', '.join(f'y{n}' for n in outputs)},)"
+    body = "\n".join(lines)
     return f"""def kernel({names}):
     key = ({key})
     plan = _PLANS.get(key)
@@ -169,11 +229,8 @@ def _entry(program: LoopProgram) -> str:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = _plan({names})
-    {unpacked}function, grid, numbers, meta = plan
-{made}
-    if grid[0]:
-        with torch.cuda.device_of({used[0]}):
-            function[grid]({pointers}, *numbers, **meta)
+    {unpacked}functions, grid, numbers, meta, partial = plan
+{body}
     return {returned}
 """
 

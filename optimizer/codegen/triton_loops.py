@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .finish import needs
 from .plan import Access, accesses, gathers, size_values, walk
 from .program import FLOATS, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
-from .triton_math import HELD, STORED, computed, identity, joined, literal, reduced
+from .triton_math import HELD, STORED, computed, identity, literal, reduced
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,26 @@ class Online:
     peak: int
     arg: int
     shift: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a row that is handled at a time: how its lanes are named, masked and placed.
+
+    start: the column of its first lane, "" if lanes count from the first column. aligned: columns count from where the
+    row meets a 16-byte boundary.
+    """
+
+    tag: str = ""
+    mask: str = "inside"
+    lane: str = "lane"
+    start: str = "at"
+    aligned: bool = False
+
+
+TILE = Segment()
+BODY = Segment(aligned=True)
+RIM = Segment(tag="e", mask="rim", lane="spot", start="")
 
 
 @dataclass
@@ -146,16 +166,24 @@ class Tiles:
 
     # --- text ---------------------------------------------------------------------------------------------------
 
+    def name(self, value: int, segment: Segment) -> str:
+        return f"v{value}{segment.tag}" if self.in_row(value) else f"v{value}"
+
     def scalars(self) -> list[str]:
         """Return the statements for what is the same in every tile; they precede any loop."""
         lines = [
-            f"v{value} = {self.expression(value)}" for value in sorted(self.live) if self.code[value].kind == "scalar"
+            f"v{value} = {self.expression(value, TILE)}"
+            for value in sorted(self.live)
+            if self.code[value].kind == "scalar"
         ]
         return [*lines, "lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
 
     def rows(self) -> list[str]:
         """Return the statements from the number of a block of rows, `group`, to the offset of each row."""
-        lines = ["row = group * ROWS + tl.arange(0, ROWS)[:, None]", "live = row < rows"]
+        lines = ["if WIDE:", "    group = group.to(tl.int64)"]
+        lines += ["row = group * ROWS + tl.arange(0, ROWS)[:, None]", "live = row < rows"]
+        # A count known to be even keeps masks whole, and accesses wide, where memory runs down the rows.
+        lines += ["if EVEN:", "    live = row < rows // 16 * 16"]
         if self.outer == 0:
             return lines
         last = self.outer - 1
@@ -190,158 +218,64 @@ class Tiles:
     def tile(self) -> list[str]:
         """Return the statements for a tile that holds its rows whole, or as much of them as `part` says."""
         start = "0" if self.program.reduces else "part.to(tl.int64) * BLOCK if WIDE else part * BLOCK"
-        lines = [f"start = {start}", *self.columns()]
+        lines = [f"start = {start}", *self.columns("columns")]
         for value in sorted(self.live):
             item = self.code[value]
-            if item.kind == "scalar":
-                continue
             if isinstance(item, Reduce):
-                lines.append(f"v{value} = {reduced(item, self._masked(value, item.arg))}")
-            else:
-                lines.append(f"v{value} = {self.expression(value, last=True)}")
-        first = [] if self.program.reduces else ["first = live & (part == 0)"]
-        for number in range(len(self.program.outputs)):
-            if not self.walk_of(number).varies:
-                lines += first
-                lines.append(self.store(number, "live" if self.program.reduces else "first"))
-                first = []
-            else:
-                lines.append(self.store(number))
-        return lines
-
-    def loop(self) -> list[str]:
-        """Return the statements that handle a block of rows in steps of BLOCK columns."""
-        lines: list[str] = []
-        done: set[int] = set()
-        for number, turn in enumerate(self.passes):
-            lines += self._row_values(turn.level, done)
-            lines += self._pass(turn, last=number == len(self.passes) - 1)
-        lines += self._row_values(max(self.level, default=0), done)
-        lines += [self.store(n, "live") for n in range(len(self.program.outputs)) if not self.walk_of(n).varies]
-        return lines
-
-    def columns(self) -> list[str]:
-        return ["inside = lane < columns - start", "at = tl.cast(start, tl.int64)"]
-
-    def _row_values(self, level: int, done: set[int]) -> Iterator[str]:
-        """Yield what does not vary along the row and is known once the passes below `level` are over."""
-        for value in sorted(self.live - done):
-            item = self.code[value]
-            if self.level[value] > level or self.in_row(value):
-                continue
-            done.add(value)
-            if isinstance(item, Reduce):
-                yield from self._finished(value, item)
+                lines.append(f"v{value} = {reduced(item, self.masked(value, item.arg, TILE))}")
             elif item.kind != "scalar":
-                yield f"v{value} = {self.expression(value)}"
+                lines.append(f"v{value} = {self.expression(value, TILE)}")
+        once = "live" if self.program.reduces else "row < tl.where(part == 0, rows, 0)"
+        outputs = range(len(self.program.outputs))
+        return lines + [self.store(n, TILE, None if self.walk_of(n).varies else once) for n in outputs]
 
-    def _pass(self, turn: Pass, *, last: bool) -> list[str]:
-        lines = [line for value in turn.reduces for line in self._started(value)]
-        lines.append("for start in tl.range(0, columns, BLOCK, num_stages=STAGES):")
-        plain = [v for v in turn.reduces if v not in self.online]
-        roots = [needs(self.code[v])[0] for v in plain] + [self.online[v].arg for v in turn.reduces if v in self.online]
-        roots += [self.program.outputs[n].value for n in turn.stores]
-        inner = self.columns()
-        inner += [f"v{v} = {self.expression(v, last=last)}" for v in sorted(self.below(roots, within=True))]
-        inner += [line for value in turn.reduces for line in self._accumulated(value)]
-        inner += [self.store(number) for number in turn.stores]
-        return lines + [f"    {line}" for line in inner]
+    def columns(self, end: str) -> list[str]:
+        return [f"inside = lane < {end} - start", "at = tl.cast(start, tl.int64)"]
 
-    def _started(self, value: int) -> list[str]:
+    def masked(self, value: int, arg: int, segment: Segment) -> str:
+        """Return what a reduction takes of a tile: its argument, and nothing from lanes beyond the row."""
         item = self.code[value]
         assert isinstance(item, Reduce)
-        held = HELD[item.dtype]
-        if value in self.online:
-            shape = "(ROWS, BLOCK // GROUP)"
-            peak = [f'p{value} = tl.full({shape}, float("-inf"), {held})'] if self._leads(value) else []
-            return [*peak, f"s{value} = tl.full({shape}, 0.0, {held})"]
-        if self._led_by(value) is not None:
-            return []
-        return [f"s{value} = tl.full((ROWS, BLOCK), {identity(item.op, item.dtype)}, {held})"]
+        nothing = f"tl.full((), {identity(item.op, item.dtype)}, {HELD[item.dtype]})"
+        return f"tl.where({segment.mask}, {self.name(arg, segment)}, {nothing})"
 
-    def _leads(self, value: int) -> bool:
-        """Whether a sum is the first of those that share its maximum: it keeps the running maximum for all."""
-        return value == min(v for v, o in self.online.items() if o.peak == self.online[value].peak)
-
-    def _led_by(self, peak: int) -> int | None:
-        """Return the sum that keeps the running maximum `peak`, if one does."""
-        return min((v for v, o in self.online.items() if o.peak == peak), default=None)
-
-    def _accumulated(self, value: int) -> list[str]:
-        item = self.code[value]
-        assert isinstance(item, Reduce)
-        if value in self.online:
-            return self._accumulated_online(value)
-        if self._led_by(value) is not None:
-            return []
-        return [f"s{value} = {joined(item, f's{value}', self._masked(value, item.arg))}"]
-
-    def _accumulated_online(self, value: int) -> list[str]:
-        """Return the update of sums over groups of neighbouring lanes: one rescaling a group, in one thread."""
-        peak, arg = self.online[value].peak, self.online[value].arg
-        sharing = [v for v, o in self.online.items() if o.peak == peak]
-        if not self._leads(value):
-            return []
-        t, p, q, b = (f"{name}{value}" for name in "tpqb")
-        whole = f"tl.broadcast_to({self._masked(peak, arg)}, (ROWS, BLOCK))"
-        lines = [
-            f"{t} = tl.reshape({whole}, (ROWS, BLOCK // GROUP, GROUP))",
-            f"{q} = larger({p}, tl.reduce({t}, 2, larger))",
-            f"{b} = finite({q})",
-        ]
-        grown = f"tl.sum(tl.exp({t} - {b}[:, :, None]), axis=2)"
-        lines += [f"s{v} = s{v} * tl.exp({p} - {b}) + {grown}" for v in sharing]
-        return [*lines, f"{p} = {q}"]
-
-    def _finished(self, value: int, item: Reduce) -> Iterator[str]:
-        if value in self.online:
-            leader = self._led_by(self.online[value].peak)
-            total = f"tl.sum(s{value} * tl.exp(p{leader} - f{leader}), axis=1, keep_dims=True)"
-            yield f"v{value} = {total} * tl.exp(f{leader} - v{self.online[value].shift})"
-            return
-        leader = self._led_by(value)
-        yield f"v{value} = {reduced(item, f's{value}' if leader is None else f'p{leader}')}"
-        if leader is not None:
-            yield f"f{leader} = finite(v{value})"
-
-    def _masked(self, value: int, arg: int) -> str:
-        item = self.code[value]
-        assert isinstance(item, Reduce)
-        return f"tl.where(inside, v{arg}, tl.full((), {identity(item.op, item.dtype)}, {HELD[item.dtype]}))"
-
-    def expression(self, value: int, *, last: bool = True) -> str:
+    def expression(self, value: int, segment: Segment, *, last: bool = True) -> str:
         """Return the expression of an instruction. last: nothing reads the same columns again."""
         item = self.code[value]
         if isinstance(item, Constant):
             return literal(item)
         if isinstance(item, Load):
-            return self._read(value, item, last=last)
+            return self._read(value, item, segment, last=last)
         if isinstance(item, Position):
-            number = self.access[value]
-            return f"({self._offset(number)}).to({HELD[item.dtype]})"
+            return f"({self._offset(self.access[value], segment)}).to({HELD[item.dtype]})"
         if isinstance(item, SizeOf):
             return f"tl.cast(size{self.sizes.index(value)}, {HELD[item.dtype]})"
         assert isinstance(item, Compute)
-        return computed(item, [f"v{a}" for a in item.args], self.code[item.args[0]].dtype)
+        return computed(item, [self.name(a, segment) for a in item.args], self.code[item.args[0]].dtype)
 
-    def _offset(self, number: int) -> str:
+    def corner(self, number: int) -> list[str]:
+        """Return the summands of where an access meets the first column."""
+        shift = [f"tl.cast(o{number}, tl.int64)"] if self.shifted[number] else []
+        return shift + ([f"a{number}"] if self.moves(self.walks[number]) else [])
+
+    def _offset(self, number: int, segment: Segment) -> str:
         """Return where an access is, in elements: 64 bits for the corner of the tile, then the lane."""
-        access = self.walks[number]
-        corner = [f"tl.cast(o{number}, tl.int64)"] if self.shifted[number] else []
-        corner += [f"a{number}"] if self.moves(access) else []
-        corner += [f"at * c{number}"] if access.varies else []
+        corner, varies = self.corner(number), self.walks[number].varies
+        if varies and segment.aligned:
+            corner = [f"b{number}"]
+        if varies and segment.start:
+            corner.append(f"{segment.start} * c{number}")
         text = " + ".join(corner) or "tl.zeros((1, 1), tl.int64)"
-        return f"({text}) + lane * c{number}" if access.varies else f"({text})"
+        return f"({text}) + {segment.lane} * c{number}" if varies else f"({text})"
 
-    def _read(self, value: int, item: Load, *, last: bool) -> str:
+    def _read(self, value: int, item: Load, segment: Segment, *, last: bool) -> str:
         number = self.access[value]
-        place = f"{self.program.inputs[item.input].name} + {self._offset(number)}"
-        masks = {"full": ["live", "inside"], "column": ["inside"], "row": ["live"], "scalar": []}[item.kind]
-        if self.walks[number].varies and "inside" not in masks:
-            masks.append("inside")
+        place = f"{self.program.inputs[item.input].name} + {self._offset(number, segment)}"
+        masks = ["live"] if item.kind in ("full", "row") else []
+        masks += [segment.mask] if self.walks[number].varies or self.in_row(value) else []
         for n, (load, _, term) in enumerate(self.gathers):
             if load == value:
-                index = f"v{term.value}"
+                index = self.name(term.value or 0, segment)
                 masks.append(f"({index} >= 0) & ({index} < g{n}_bound)")
                 place += f" + {index} * g{n}_step"
         stored, held = self.program.inputs[item.input].dtype, HELD[item.dtype]
@@ -361,6 +295,9 @@ class Tiles:
             return f', eviction_policy="evict_{"first" if last else "last"}"'
         return ', eviction_policy="evict_last"' if item.kind == "column" else ""
 
-    def store(self, output: int, mask: str = "live & inside") -> str:
+    def store(self, output: int, segment: Segment, mask: str | None = None) -> str:
         number, made = self.place(output), self.program.outputs[output]
-        return f"tl.store(y{output} + {self._offset(number)}, v{made.value}.to({STORED[made.dtype]}), mask={mask})"
+        value = f"{self.name(made.value, segment)}.to({STORED[made.dtype]})"
+        return (
+            f"tl.store(y{output} + {self._offset(number, segment)}, {value}, mask={mask or f'live & {segment.mask}'})"
+        )

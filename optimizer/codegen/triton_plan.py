@@ -42,6 +42,11 @@ def _together(rows, most, processors):
     while group > 1 and rows < group * processors * 2:
         group //= 2
     return group
+
+
+def _alike(walk, lead, shift, elements):
+    # Whether an access meets a 16-byte boundary where the leading one does, in every row.
+    return walk[-1] == 1 and shift % elements == 0 and all((a - b) % elements == 0 for a, b in zip(walk[:-1], lead))
 """
 )
 
@@ -49,22 +54,43 @@ POINTWISE = """
     block = min(_power(columns), TILE)
     group = _together(rows, TILE // block, processors)
     tasks = -(-rows // group) * -(-columns // block)
-    function = _tile
+    functions, partial = (_tile,), None
 """
 
 REDUCTION = """
-    if columns <= WHOLE:
-        function, block = _tile, max(_power(columns), 16)
+    lead = walks[LEAD]
+    tall = lead[-1] != 1 and lead[-2:-1] == [1] and rows > 1
+    few = SPLIT and rows * 4 <= processors and columns > 2 * STEP
+    functions, partial = (_loop,), None
+    if tall:  # memory runs down the rows
+        group = min(_power(rows), TALL)
+        block = max(min(_power(columns), TILE // group), 16)
+        functions = (_tile,) if columns <= block else functions
+        meta["EVEN"] = rows % 16 == 0
+    elif columns <= WHOLE and not few:
+        functions, block = (_tile,), max(_power(columns), 16)
         group = _together(rows, TILE // block, processors)
     else:
-        function, block, group = _loop, min(_power(columns), STEP), 1
+        block, group = max(min(_power(columns), STEP), 16), 1
+    tasks = groups = -(-rows // group)
+    if functions == (_loop,):
         meta |= {"STAGES": STAGES, "GROUP": 8}
-    tasks = -(-rows // group)
+        shares = min(-(-processors * SPLIT // max(groups, 1)), -(-columns // (2 * block)), 256)
+        if shares > 1 and groups:
+            chunk = -(-columns // shares // block) * block
+            shares = -(-columns // chunk)
+            functions, partial, tasks = SPLITS, (shares, rows), groups * shares
+            meta |= {"MOST": _power(shares), "shares": shares, "chunk": chunk}
+        elif PEEL and not wide:
+            alike = [_alike(w, lead, offset - offsets[LEAD], PEEL) for w, offset in zip(walks, offsets)]
+            if alike[LEAD] and (offsets[LEAD] % PEEL or any(step % PEEL for step in lead[:-1])):
+                functions = (_peel,)
+                meta |= {"PEEL": PEEL} | {f"L{n}": alike[n] for n in VARYING}
 """
 
 
 def plan_text(tiles: Tiles) -> str:
-    """Return the source of `_plan(*inputs)`: (shape, stride) of each output, then the launch."""
+    """Return the source of `_plan(*inputs)`: (shape, stride) of each output, then the launches."""
     program = tiles.program
     used = ", ".join(i.name for i in program.inputs if i.used)
     lines = [f"def _plan({', '.join(i.name for i in program.inputs)}):", *plan_lines(program)]
@@ -72,14 +98,15 @@ def plan_text(tiles: Tiles) -> str:
         f"    processors = _processors(_device({used}))",
         "    columns, rows = sizes[-1], math.prod(sizes[:-1])",
         "    wide = rows > _NEAR or any(abs(w[-1]) * columns > _NEAR for w in walks)",
-        '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide}',
+        '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide, "EVEN": False}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
-        '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": _warps(group * block), "enable_fp_fusion": True}',
+        "    warps = _warps(group * block)",
+        '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": True}',
         f"    numbers = {_numbers(tiles)}",
-        "    grid = min(tasks, processors * PERSISTENT) if PERSISTENT else tasks",
+        "    grid = min(tasks, processors * PERSISTENT) if PERSISTENT and not partial else tasks",
     ]
     made = "".join(f"shape{n}, stride{n}, " for n in range(len(program.outputs)))
-    lines.append(f"    return {made}function, (grid,), (tasks, *numbers), meta")
+    lines.append(f"    return {made}functions, (grid,), (tasks, *numbers), meta, partial")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,9 +14,10 @@ from ...extractor.load_task import LoadedTask, load_task
 from ...extractor.task import TensorSpec
 from ...models.errors import InputError
 from . import arena
+from .acceptance import PERTURBATIONS, trivial_answer
 from .oracle import Oracle
 from .shapes import Variant, ground, neighbours, recorded, shrunk
-from .target import Target, misfit, targets
+from .target import Target, targets
 from .values import FAMILIES, continuous, draw
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Bank:
         self.task, folder = loaded.task, loaded.folder
         self.generator = torch.Generator(self.task.device).manual_seed(seed)
         self.refused: list[str] = []
+        self.notes: list[str] = []
         self._weights: dict[object, Tensor] = {}
         self._oracles: dict[tuple[object, ...], Oracle] = {}
         cases = recorded(self.task)
@@ -61,11 +63,12 @@ class Bank:
                 f"{folder}: task refused: its reference raises on its own recorded inputs ({self.refused[0]})"
             )
         self._small = ground(self.task, self._accepts)
+        self._place = shrunk(self.task, self._small, _LARGE)
         near = [self._drawn(v.name, v, "random") for v in neighbours(self.task, self._small)]
         self.neighbours: list[Sample] = [s for s in near if s is not None]
         self.families = self._families()
         self.fresh = self._fresh(cases[0])
-        self._refuse_trivial(folder)
+        self.notes += self._ignored(*self._prove())
 
     @property
     def in_bytes(self) -> int:
@@ -108,10 +111,9 @@ class Bank:
 
     def _families(self) -> list[Sample]:
         """Values that break sloppy kernels, at the smallest recorded shape, or a smaller one where that is large."""
-        place = shrunk(self.task, self._small, _LARGE)
         floating = any(self.continuous(i) for i in range(len(self.task.inputs)))
         names = list(FAMILIES) if floating else ["random"]
-        made = [self._drawn(family, place, family) for family in names]
+        made = [self._drawn(family, self._place, family) for family in names]
         return [s for s in made if s is not None]
 
     def _fresh(self, variant: Variant) -> list[Sample]:
@@ -122,9 +124,12 @@ class Bank:
         return [s for s in made if s is not None]
 
     def _accepts(self, specs: tuple[TensorSpec, ...]) -> bool:
+        return self._takes(draw(specs, self.captured[0], "random", self.generator, self._weights))
+
+    def _takes(self, inputs: Sequence[Tensor]) -> bool:
         try:
             with torch.no_grad():
-                self.loaded.reference(*draw(specs, self.captured[0], "random", self.generator, self._weights))
+                self.loaded.reference(*inputs)
         except Exception:  # the reference is the user's code: sizes that mean nothing to it raise anything
             return False
         return True
@@ -153,54 +158,60 @@ class Bank:
         views = tuple(o.untyped_storage().data_ptr() in given for o in outputs)
         return Sample(name, variant, tuple(inputs), layout, in_bytes, wanted, views)
 
-    def _refuse_trivial(self, folder: Path) -> None:
-        """Refuse a task that zeros, the mean, an input or another call's output would pass."""
-        samples = [*self.families, *self.fresh]
-        for name, answer in _TRIVIAL.items():
-            tried = [answer(s, samples[i - 1]) for i, s in enumerate(samples)]
-            pairs = [(a, s) for a, s in zip(tried, samples, strict=True) if a is not None]
-            if pairs and all(misfit(a, s.targets) is None for a, s in pairs):
-                raise InputError(
-                    f"{folder}: task refused: {name} as the answer would pass on all {len(pairs)} input sets, "
-                    "so no verdict would mean anything; record it with inputs that matter"
-                )
+    def _prove(self) -> tuple[Variant, list[Tensor] | None]:
+        """Perturb the inputs until no trivial answer passes on all of them; refuse the task where one always does.
 
+        Returns what the inputs that prove it are drawn from: specs, and captured values where they were not perturbed.
+        """
+        place, before = self._place, self.captured[0]
+        passing = trivial_answer([*self.families, *self.fresh])
+        for what, changed in PERTURBATIONS.items():
+            if passing is None:
+                break
+            variant = replace(self._place, specs=tuple(changed(s) for s in self._place.specs))
+            made = [self._perturbed(f"perturbed, {family}", variant, family) for family in FAMILIES]
+            if not any(made):
+                continue
+            place, before = variant, None
+            self.families += [s for s in made if s is not None]
+            self.notes.append(f"{passing} as the answer would pass on the recorded kind of inputs: {what}")
+            passing = trivial_answer([*self.families, *self.fresh])
+        if passing is not None:
+            raise InputError(
+                f"{self.loaded.folder}: task refused: {passing} as the answer would pass on all "
+                f"{len(self.families) + len(self.fresh)} input sets, perturbed ones too, so no verdict would mean "
+                "anything; record it with inputs that matter"
+            )
+        return place, before
 
-Trivial = Callable[[Sample, Sample], list[Tensor] | None]
-
-
-def _zeros(sample: Sample, _: Sample) -> list[Tensor] | None:
-    return [torch.zeros_like(t.reference) for t in sample.targets]
-
-
-def _mean(sample: Sample, _: Sample) -> list[Tensor] | None:
-    outs = [t.reference for t in sample.targets]
-    return [torch.full_like(o, o.double().mean().item()) if o.is_floating_point() else _middle(o) for o in outs]
-
-
-def _middle(out: Tensor) -> Tensor:
-    return torch.full_like(out, out.flatten().to(torch.int64).median().item()) if out.numel() else out
-
-
-def _previous(sample: Sample, other: Sample) -> list[Tensor] | None:
-    outs = [t.reference for t in other.targets]
-    same = all(o.shape == t.reference.shape for o, t in zip(outs, sample.targets, strict=True))
-    return outs if same and other is not sample else None
-
-
-def _an_input(sample: Sample, _: Sample) -> list[Tensor] | None:
-    found = []
-    for target, view in zip(sample.targets, sample.is_view, strict=True):
-        like = [t for t in sample.inputs if t.shape == target.reference.shape and t.dtype == target.reference.dtype]
-        if not like or view:
+    def _perturbed(self, name: str, variant: Variant, family: str) -> Sample | None:
+        inputs = draw(variant.specs, None, family, self.generator, self._weights)
+        # An index out of range is an error on a CPU, but ends every later call on a GPU: it is tried there first.
+        if self.task.device != "cpu" and not self._takes([t.cpu() for t in inputs]):
+            self.refused.append(f"{name}: not taken on the CPU")
             return None
-        found.append(like[0])
-    return found
+        return self._sample(name, variant, inputs)
+
+    def _ignored(self, place: Variant, before: list[Tensor] | None) -> list[str]:
+        """Return a note for each input that, drawn again alone, changes nothing: a candidate need not look at it."""
+        specs = place.specs
+        one = draw(specs, before, "random", self.generator, self._weights)
+        shared = {s.alias_of for s in specs} | {i for i, s in enumerate(specs) if s.alias_of is not None}
+        found = []
+        for number, name in enumerate(self.task.inputs):
+            if number in shared:
+                continue
+            other = draw(specs[number : number + 1], before and before[number : number + 1], "random", self.generator)
+            mixed = [*one[:number], *other, *one[number + 1 :]]
+            if self._takes(one) and self._takes(mixed) and _same(self.loaded.reference, one, mixed):
+                found.append(f"the output is the same whatever {name} holds")
+        return found
 
 
-_TRIVIAL: dict[str, Trivial] = {
-    "zeros": _zeros, "the mean": _mean, "another call's output": _previous, "an input": _an_input,
-}  # fmt: skip
+def _same(reference: Callable[..., tuple[Tensor, ...]], one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    with torch.no_grad():
+        pairs = zip(reference(*one), reference(*other), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _shape_key(variant: Variant) -> tuple[object, ...]:

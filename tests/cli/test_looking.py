@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,10 +207,40 @@ def test_a_task_is_found_by_run_and_name(hotswap: Hotswap, run_folder: Path, nam
     assert [a["kept"] for a in json.loads(out)["attempts"]] == [True, False, True, False]
 
 
-def test_the_log_shows_kept_attempts_as_differences(hotswap: Hotswap, run_folder: Path) -> None:
+def test_the_log_tells_what_each_attempt_changed_and_what_became_of_it(hotswap: Hotswap, run_folder: Path) -> None:
     _, out, _ = hotswap("show", "last:gelu", "--log")
-    assert "    -    return x.gelu()\n    +    return fast(x)\n" in out
-    assert out.index("attempt 4") < out.index("attempt 3") < out.index("attempt 1")
+    heads = [line.split()[0] + line[-10:] for line in out.splitlines() if "  attempt " in line]
+    assert heads == ["unfinished attempt 4", "keep attempt 3", "revert attempt 2", "keep attempt 1"]
+    assert "--- a/kernel.py\n+++ b/kernel.py\n@@ -1,2 +1,2 @@\n def kernel(x):\n-    return x.gelu()\n+" in out
+    assert "    rejected at smoke: wrong at 3 of 4096 values\n" in out
+    assert "    kept: 2.00x (1.98 to 2.02, 99%) the best rival, 5.0 us a call\n" in out
+    first = Candidate(FIRST, "", None, {}).hash
+    assert f"From:   {first}, the best then" in out  # of the two without a parent
+    assert hotswap("task", "log", "last:gelu")[1] == out
+
+
+def test_each_patch_of_the_log_makes_the_attempt_of_what_it_came_from(
+    hotswap: Hotswap, run_folder: Path, here: Path
+) -> None:
+    entries = json.loads(hotswap("task", "log", "last:gelu", "--json")[1])["attempts"]
+    assert [e["decision"] for e in entries] == ["unfinished", "keep", "revert", "keep"]
+    sources = {Candidate(text, "", None, {}).hash: text for text in (FIRST, BETTER, "wrong", "killed")}
+    for entry in entries:
+        file = here / "kernel.py"
+        file.unlink(missing_ok=True)
+        if entry["from"]:
+            file.write_text(sources[entry["from"]])
+        (here / "change.patch").write_text(entry["patch"])
+        subprocess.run(["git", "apply", "change.patch"], cwd=here, check=True)
+        assert file.read_text() == sources[entry["source_hash"]]
+
+
+def test_a_parent_nobody_knows_is_no_parent(hotswap: Hotswap, run_folder: Path) -> None:
+    with Ledger(run_folder / "ledger.db") as ledger:
+        ledger.begin(gelu_task(), Candidate("mine", "agent", "f" * 64, {}), {})
+    code, out, _ = hotswap("task", "log", "last:gelu")
+    assert code == 0
+    assert f"From:   {Candidate(BETTER, '', None, {}).hash}, the best then" in out
 
 
 def test_a_source_is_printed_by_the_beginning_of_its_hash(hotswap: Hotswap, run_folder: Path) -> None:

@@ -46,8 +46,34 @@ def test_a_chain_of_pointwise_ops_and_a_reduction_is_one_region() -> None:
 
 
 def test_a_matmul_parts_what_comes_before_it_from_what_comes_after() -> None:
-    regions = regions_of(lambda x, w: F.gelu(F.linear(x.tanh(), w)), torch.randn(4, 8), torch.randn(8, 8))
+    regions = regions_of(lambda x, w: F.linear(x.tanh(), w).softmax(-1), torch.randn(4, 8), torch.randn(8, 8))
     assert [r.kind for r in regions] == ["memory", "anchor", "memory"]
+
+
+def test_what_maps_the_result_of_a_matmul_element_by_element_is_its_epilogue() -> None:
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, w).view(2, 2, 8)
+        return 0.5 * y * (1.0 + torch.tanh(0.8 * (y + 0.04 * y.pow(3))))
+
+    (region,) = regions_of(run, torch.randn(4, 8), torch.randn(8, 8))
+    assert region.kind == "anchor"
+    assert len(region.inputs) == 2
+    assert region.name.startswith("linear-")
+
+
+def test_a_result_that_others_read_too_keeps_its_matmul_by_itself() -> None:
+    def run(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.linear(x, w)
+        return F.gelu(y), y
+
+    assert [r.kind for r in regions_of(run, torch.randn(4, 8), torch.randn(8, 8))] == ["anchor", "memory"]
+
+
+def test_what_reads_more_than_the_result_of_a_matmul_is_no_epilogue() -> None:
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w) + x
+
+    assert [r.kind for r in regions_of(run, torch.randn(4, 8), torch.randn(8, 8))] == ["anchor", "memory"]
 
 
 def test_a_residual_around_a_matmul_does_not_close_a_cycle() -> None:
