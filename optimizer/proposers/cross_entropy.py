@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
@@ -45,6 +45,8 @@ class CrossEntropy:
 
     loaded: LoadedTask
     name: str = "cross-entropy"
+    _loss: _Loss | None = field(default=None, init=False, repr=False)
+    _looked: bool = field(default=False, init=False, repr=False)
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
@@ -68,10 +70,10 @@ class CrossEntropy:
         return next_candidate(self.name, history, emit, _first(found.rows), CHOICES)
 
     def _found(self, task: Task) -> _Loss | None:
-        if not hasattr(self, "_seen"):
+        if not self._looked:
             graph = traced(self.loaded.reference, self.loaded.inputs(0))
-            self._seen = _loss(graph, task.inputs) if graph is not None else None
-        return self._seen
+            self._loss, self._looked = _loss(graph, task.inputs) if graph is not None else None, True
+        return self._loss
 
 
 def _first(rows: int) -> list[dict[str, Knob]]:

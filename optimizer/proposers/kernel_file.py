@@ -33,14 +33,16 @@ def next_candidate(
     emit: Callable[[dict[str, Knob]], str],
     first: Iterable[dict[str, Knob]],
     choices: Mapping[str, Sequence[Knob]],
+    *,
+    rejections: int = REJECTIONS_ALLOWED,
 ) -> Candidate | None:
     """Return the next untried setting: `first` in order, then those one knob away from the best; None at the end.
 
     emit: the source of a setting. choices: what each knob may be turned to. The parent of what is made from the best
-    attempt is that attempt.
+    attempt is that attempt. rejections: how many attempts may be rejected before one is accepted.
     """
     own = [a for a in history if a.proposer == name]
-    if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
+    if not any(a.accepted for a in own) and len(own) >= rejections:
         return None
     tried = {a.source_hash for a in own}
     timed = [a for a in own if a.accepted and a.median_us is not None]

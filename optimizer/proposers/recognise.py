@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,3 +73,36 @@ def without_widening(node: Any) -> Any:
 def _widens(source: torch.Tensor, made: torch.Tensor) -> bool:
     floats = source.is_floating_point() and made.is_floating_point()
     return floats and made.itemsize >= source.itemsize and torch.promote_types(source.dtype, made.dtype) == made.dtype
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x [..., K] times weight [N, K] transposed, plus bias [N]. Positions of inputs; bias: None without one."""
+
+    x: int
+    weight: int
+    bias: int | None
+
+
+def linear(node: Any) -> Linear | None:
+    """Return the linear a node is, through views that keep rows whole; None where it is anything else."""
+    node = without_views(node)
+    if not isinstance(node, fx.Node) or node.target not in (aten.mm.default, aten.addmm.default):
+        return None
+    given: Any = node.args
+    bias, x, turned = given if node.target is aten.addmm.default else (None, *given)
+    if node.kwargs or not isinstance(turned, fx.Node) or turned.target is not aten.t.default:
+        return None
+    places = [input_position(without_views(x)), input_position(turned.args[0]), input_position(bias)]
+    if places[0] is None or places[1] is None or (bias is not None and (places[2] is None or value(bias).dim() != 1)):
+        return None
+    return Linear(places[0], places[1], places[2])
+
+
+def linears(reference: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[Linear] | None:
+    """Return the linears a reference returns, in order; None where it computes anything else or more."""
+    graph = traced(reference, inputs)
+    if graph is None:
+        return None
+    found = [linear(node) for node in results(graph)]
+    return [f for f in found if f is not None] if all(found) else None

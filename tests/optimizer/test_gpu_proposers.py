@@ -1,0 +1,333 @@
+"""Anchor templates for a GPU, without one: Triton's interpreter, compiled for sm_90, library calls as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from hotswap.extractor.load_task import LoadedTask
+from hotswap.extractor.task import Role, ShapeCase, Task, TensorSpec
+from hotswap.optimizer.attempt import Attempt
+from hotswap.optimizer.candidate import Proposer
+from hotswap.optimizer.codegen.triton_compile import Target, Tensor, compile_one
+from hotswap.optimizer.codegen.triton_interpreter import Interpreter
+from hotswap.optimizer.proposers.attention_choice import AttentionChoice
+from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
+from hotswap.optimizer.proposers.gemv import Gemv
+from hotswap.optimizer.proposers.kernel_file import next_candidate, rendered
+from hotswap.optimizer.proposers.merged_linears import MergedLinears
+from hotswap.optimizer.proposers.padded_linear import PaddedLinear
+from hotswap.optimizer.verdict import Verdict
+
+Reference = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(LoadedTask):
+    """A task on a CUDA device whose example inputs are CPU tensors: proposers only look at them."""
+
+    given: tuple[torch.Tensor, ...] = ()
+
+    def inputs(self, case_index: int = 0, generator: torch.Generator | None = None) -> list[torch.Tensor]:
+        return list(self.given)
+
+
+def loaded(reference: Reference, tensors: dict[str, torch.Tensor], weights: tuple[str, ...] = ()) -> Given:
+    def role(name: str) -> Role:
+        return "weight" if name in weights else "activation"
+
+    specs = tuple(
+        TensorSpec(n, tuple(t.shape), t.stride(), 0, str(t.dtype).removeprefix("torch."), role(n))
+        for n, t in tensors.items()
+    )
+    case = ShapeCase("s0", specs, 1, 1.0, 100.0)
+    outputs = len(reference(*tensors.values()))
+    task = Task("t", "f" * 16, "anchor", "cuda:0", (), tuple(tensors), outputs, (case,), (), 100.0, 50.0, 0.5, 1.3)
+    return Given(Path("nowhere"), task, reference, "", {}, tuple(tensors.values()))
+
+
+def source_of(proposer: Proposer, task: Task) -> str:
+    candidate = proposer.propose(task, [])
+    assert candidate is not None
+    return candidate.source
+
+
+def attempt(source_hash: str, proposer: str, knobs: dict[str, Any], us: float | None) -> Attempt:
+    verdict = Verdict(us is not None, None, None if us is not None else "no", (), (), None, source_hash, "none", {})
+    return Attempt(0, "t", "f", source_hash, None, proposer, knobs, 0.0, 1.0, verdict, us, us is not None, {})
+
+
+def namespace(source: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(source, "candidate", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    child = Interpreter()
+    yield child
+    child.close()
+
+
+def loss(reduction: str, ignore: int = -100, *, widen: bool = True) -> Reference:
+    def reference(logits: Any, target: Any) -> tuple[torch.Tensor, ...]:
+        flat = logits.view(-1, logits.shape[-1])
+        flat = flat.float() if widen else flat
+        return (F.cross_entropy(flat, target.view(-1), reduction=reduction, ignore_index=ignore),)
+
+    return reference
+
+
+def tokens(shape: tuple[int, ...], dtype: torch.dtype = torch.float16) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    target = torch.randint(0, shape[-1], shape[:-1])
+    target.view(-1)[0] = -100
+    return {"logits": (3 * torch.randn(shape)).to(dtype), "target": target}
+
+
+@pytest.mark.parametrize("width", [13, 1003, 5000, 8192])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_cross_entropy_is_right_at_widths_that_are_no_whole_vectors(
+    interpreter: Interpreter, width: int, parts: int
+) -> None:
+    given = tokens((1, 4, width))
+    task = loaded(loss("mean"), given)
+    source = source_of(CrossEntropy(task), task.task).replace("PARTS = 4", f"PARTS = {parts}")
+    assert f"PARTS = {parts}" in source
+    (got,) = interpreter.run(source, list(given.values()))
+    (exact,) = loss("mean", widen=False)(given["logits"].double(), given["target"])
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), exact, rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_cross_entropy_follows_reduction_ignored_index_and_dtype(interpreter: Interpreter, reduction: str) -> None:
+    given = tokens((5, 131), torch.bfloat16)
+    given["target"][2] = 7
+    reference = loss(reduction, ignore=7, widen=False)
+    given["target"][0] = 3
+    task = loaded(reference, given)
+    (got,) = interpreter.run(source_of(CrossEntropy(task), task.task), list(given.values()))
+    (exact,) = reference(given["logits"].double(), given["target"])
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-30)
+
+
+def test_a_loss_of_rows_that_are_all_ignored_is_nan_and_of_an_infinite_row_as_in_torch(
+    interpreter: Interpreter,
+) -> None:
+    given = tokens((3, 70))
+    given["target"][:] = -100
+    task = loaded(loss("mean"), given)
+    source = source_of(CrossEntropy(task), task.task)
+    assert interpreter.run(source, list(given.values()))[0].isnan()
+    each = loaded(loss("none"), given)
+    given["target"][:] = 5
+    given["logits"][0] = -float("inf")
+    given["logits"][1, :60] = -float("inf")
+    (got,) = interpreter.run(source_of(CrossEntropy(each), each.task), list(given.values()))
+    torch.testing.assert_close(got, loss("none")(*given.values())[0], equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_cross_entropy_reads_rows_that_are_strided_and_start_anywhere(interpreter: Interpreter) -> None:
+    given = tokens((4, 200))
+    given["logits"] = given["logits"][:, 3:180]
+    given["target"] = given["target"].clamp(max=170)
+    task = loaded(lambda x, t: (F.cross_entropy(x, t),), given)
+    (got,) = interpreter.run(source_of(CrossEntropy(task), task.task), list(given.values()))
+    (exact,) = (F.cross_entropy(given["logits"].double(), given["target"]),)
+    torch.testing.assert_close(got.double(), exact, rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        lambda x, t: (F.cross_entropy(x, t, label_smoothing=0.1),),
+        lambda x, t: (F.cross_entropy(x * 2, t),),
+        lambda x, t: (F.cross_entropy(x, t) * 2,),
+        lambda x, t: (F.cross_entropy(x, t), x.sum()),
+        lambda x, t: (F.cross_entropy(x, t, weight=torch.ones(8)),),
+    ],
+)
+def test_what_is_more_than_a_plain_cross_entropy_is_left_to_others(reference: Reference) -> None:
+    task = loaded(reference, {"x": torch.randn(4, 8), "t": torch.randint(0, 8, (4,))})
+    assert CrossEntropy(task).propose(task.task, []) is None
+
+
+def test_cross_entropy_on_a_cpu_is_left_to_others() -> None:
+    task = loaded(loss("mean"), tokens((4, 8)))
+    assert CrossEntropy(task).propose(dataclasses.replace(task.task, device="cpu"), []) is None
+
+
+def linear_of(x: Any, weight: Any, bias: Any = None) -> tuple[torch.Tensor, ...]:
+    return (F.linear(x, weight, bias),)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("n", "k", "parts"), [(9, 1030, 1), (9, 3000, 4), (33, 64, 1)])
+def test_a_linear_of_one_row_is_right_at_any_size(
+    interpreter: Interpreter, n: int, k: int, parts: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    given = {"x": torch.randn(1, 1, k).half(), "weight": torch.randn(n, k).half()}
+    given |= {"bias": torch.randn(n).half()} if bias else {}
+    task = loaded(linear_of, given, ("weight", "bias"))
+    source = source_of(Gemv(task), task.task).replace("PARTS = 1", f"PARTS = {parts}")
+    (got,) = interpreter.run(source, list(given.values()))
+    (exact,) = linear_of(*(t.double() for t in given.values()))
+    torch.testing.assert_close(got.double(), exact, rtol=2**-10, atol=2**-10 * k**0.5)
+
+
+def test_a_linear_of_several_rows_is_no_work_for_the_kernel_of_one() -> None:
+    task = loaded(linear_of, {"x": torch.randn(2, 8), "weight": torch.randn(4, 8)}, ("weight",))
+    assert Gemv(task).propose(task.task, []) is None
+
+
+CASES = {
+    "cross entropy, odd": (CrossEntropy, loss("mean"), {"logits": (2, 50257), "target": (2,)}),
+    "cross entropy": (CrossEntropy, loss("mean"), {"logits": (2, 32000), "target": (2,)}),
+    "gemv": (Gemv, linear_of, {"x": (1, 2048), "weight": (2048, 2048)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_compile_for_sm_90_without_spilling_and_in_registers_for_many_warps(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton warns where it is not said
+    proposer, reference, shapes = CASES[case]
+    given = {n: torch.zeros(s, dtype=torch.int64 if n == "target" else torch.float16) for n, s in shapes.items()}
+    task = loaded(reference, given, ("weight",))
+    specs = [Tensor(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride()) for t in given.values()]
+    target = Target()
+    build = compile_one(source_of(proposer(task), task.task), [specs], target)
+    assert build.trouble(target) is None
+    # 64 registers a thread leave half of a multiprocessor's threads resident: what hides the memory's latency.
+    assert max(k.registers for k in build.kernels) <= 64
+
+
+@pytest.mark.parametrize("layout", ["views", "copies"])
+def test_merged_linears_compute_each_linear(layout: str) -> None:
+    torch.manual_seed(0)
+    given = {
+        n: torch.randn(s) for n, s in {"x": (2, 3, 16), "q": (8, 16), "k": (4, 16), "bq": (8,), "bk": (4,)}.items()
+    }
+
+    def reference(x: Any, q: Any, k: Any, bq: Any, bk: Any) -> tuple[torch.Tensor, ...]:
+        return F.linear(x, k, bk), F.linear(x, q, bq)
+
+    task = loaded(reference, given, ("q", "k", "bq", "bk"))
+    first = MergedLinears(task).propose(task.task, [])
+    assert first is not None
+    rejected = attempt(first.hash, "merged-linears", first.knobs, None)
+    second = MergedLinears(task).propose(task.task, [rejected])
+    assert second is not None
+    made = first if layout == "views" else second
+    assert made.knobs == {"outputs": layout}
+    names = namespace(made.source)
+    got = names["kernel"](*given.values(), packed=names["prepare"](*given.values()))
+    for mine, theirs in zip(got, reference(*given.values()), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.is_contiguous() == (layout == "copies")
+    assert names["STATIC_WEIGHTS"] is True
+
+
+def test_linears_of_different_inputs_or_of_matrices_that_are_no_weights_are_not_merged() -> None:
+    given = {"x": torch.randn(3, 8), "y": torch.randn(3, 8), "a": torch.randn(4, 8), "b": torch.randn(4, 8)}
+    apart = loaded(lambda x, y, a, b: (F.linear(x, a), F.linear(y, b)), given, ("a", "b"))
+    assert MergedLinears(apart).propose(apart.task, []) is None
+    data = loaded(lambda x, y, a, b: (F.linear(x, a), F.linear(x, b)), given, ("a",))
+    assert MergedLinears(data).propose(data.task, []) is None
+
+
+@pytest.mark.parametrize("layout", ["view", "copy", "chunks"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_padded_linear_computes_the_linear(layout: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    given = {"x": torch.randn(2, 1500, 16).bfloat16(), "weight": torch.randn(37, 16).bfloat16()}
+    given |= {"bias": torch.randn(37).bfloat16()} if bias else {}
+    task = loaded(linear_of, given, ("weight", "bias"))
+    history: list[Attempt] = []
+    for _ in range(3):
+        candidate = PaddedLinear(task).propose(task.task, history)
+        assert candidate is not None
+        if candidate.knobs["outputs"] == layout:
+            break
+        history.append(attempt(candidate.hash, "padded-linear", candidate.knobs, None))
+    assert candidate.knobs["outputs"] == layout
+    names = namespace(candidate.source)
+    packed = names["prepare"](*given.values())
+    got = names["kernel"](*given.values(), packed=packed)
+    assert packed[0].shape[0] == 64
+    assert got.is_contiguous() == (layout != "view")
+    torch.testing.assert_close(got, linear_of(*given.values())[0])
+
+
+def test_a_linear_of_a_width_of_whole_vectors_is_not_padded() -> None:
+    given = {"x": torch.randn(4, 8).half(), "weight": torch.randn(48, 8).half()}
+    task = loaded(linear_of, given, ("weight",))
+    assert PaddedLinear(task).propose(task.task, []) is None
+
+
+def heads() -> dict[str, torch.Tensor]:
+    return {n: torch.randn(1, 2, 8, 16).half() for n in ("q", "k", "v")}
+
+
+def test_every_back_end_of_attention_is_offered_once_with_the_arguments_of_the_reference() -> None:
+    given = heads()
+
+    def reference(q: Any, k: Any, v: Any) -> tuple[torch.Tensor, ...]:
+        return (F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25),)
+
+    task = loaded(reference, given)
+    history: list[Attempt] = []
+    while (candidate := AttentionChoice(task).propose(task.task, history)) is not None:
+        history.append(attempt(candidate.hash, "attention-choice", candidate.knobs, None))
+        assert "is_causal=True" in candidate.source
+        assert "scale=0.25" in candidate.source
+        if candidate.knobs["backend"] == "FLASH_ATTENTION":  # the one a CPU has too
+            torch.testing.assert_close(
+                namespace(candidate.source)["kernel"](*given.values()), reference(*given.values())[0]
+            )
+    backends = [a.knobs["backend"] for a in history]
+    assert backends == ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]
+
+
+def test_with_a_mask_flash_attention_is_not_offered_and_with_dropout_nothing_is() -> None:
+    given = heads() | {"mask": torch.zeros(8, 8).half()}
+    masked = loaded(lambda q, k, v, mask: (F.scaled_dot_product_attention(q, k, v, mask),), given)
+    history: list[Attempt] = []
+    while (candidate := AttentionChoice(masked).propose(masked.task, history)) is not None:
+        history.append(attempt(candidate.hash, "attention-choice", candidate.knobs, None))
+    assert [a.knobs["backend"] for a in history] == ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION"]
+    dropping = loaded(lambda q, k, v: (F.scaled_dot_product_attention(q, k, v, dropout_p=0.5),), heads())
+    assert AttentionChoice(dropping).propose(dropping.task, []) is None
+
+
+def test_a_search_starts_with_what_is_listed_and_goes_on_around_the_best() -> None:
+    def emit(knobs: dict[str, Any]) -> str:
+        return repr(sorted(knobs.items()))
+
+    history: list[Attempt] = []
+    first, choices = [{"A": 1, "B": 1}, {"A": 2, "B": 1}], {"A": (1, 2, 3), "B": (1, 2)}
+    for us in (5.0, 3.0):
+        candidate = next_candidate("n", history, emit, first, choices)
+        assert candidate is not None
+        assert candidate.parent is None
+        history.append(attempt(candidate.hash, "n", candidate.knobs, us))
+    near = next_candidate("n", history, emit, first, choices)
+    assert near is not None
+    assert near.knobs == {"A": 3, "B": 1}
+    assert near.parent == history[1].source_hash
+
+
+def test_a_knob_that_a_kernel_file_does_not_have_is_an_error() -> None:
+    with pytest.raises(KeyError, match="0 lines set WARP,"):
+        rendered("gemv_kernel.py", {"WARP": "4"}, "")
