@@ -43,7 +43,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--part", default="0/1", help="I/N: every Nth model, from the Ith on")
     parser.add_argument("--again", default="", help="outcomes whose rows are made anew, or 'all'")
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
-    parser.add_argument("--seconds", type=float, default=60.0, help="wall time a model may take")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time a model may take")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="memory a model may take")
     parser.add_argument("--no-derive", action="store_true", help="verify on the example inputs alone")
     parser.add_argument("--table", action="store_true", help="only make the table from the rows there are")
@@ -65,7 +65,10 @@ def _sweep(options: argparse.Namespace, kept: dict[str, Any]) -> None:
         kept["rows"][row.name] = row.to_dict()
         kept["made"] = datetime.now().astimezone().isoformat(timespec="seconds")
         _keep(options.out, kept)
-        print(f"{count}/{len(todo)} {row.name}: {row.outcome} ({row.seconds.get('all')} s) {row.why[:150]}", file=sys.stderr)
+        print(
+            f"{count}/{len(todo)} {row.name}: {row.outcome} ({row.seconds.get('all')} s) {row.why[:150]}",
+            file=sys.stderr,
+        )
 
 
 def _chosen(every: list[str], options: argparse.Namespace, rows: dict[str, Any]) -> list[str]:
@@ -75,7 +78,10 @@ def _chosen(every: list[str], options: argparse.Namespace, rows: dict[str, Any])
     found = []
     for name in every[int(first) :: int(step)]:
         row = rows.get(name)
-        if words and not any(word == name.partition(":")[2] or word == name or word.endswith(":") and name.startswith(word) for word in words):
+        if words and not any(
+            word == name.partition(":")[2] or word == name or (word.endswith(":") and name.startswith(word))
+            for word in words
+        ):
             continue
         if row is None or "all" in again or row["outcome"] in again:
             found.append(name)
@@ -92,7 +98,9 @@ def _kept(path: Path) -> dict[str, Any]:
 def _keep(path: Path, kept: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(json.dumps({**kept, "rows": dict(sorted(kept["rows"].items()))}, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(
+        json.dumps({**kept, "rows": dict(sorted(kept["rows"].items()))}, indent=1) + "\n", encoding="utf-8"
+    )
     beside.replace(path)
 
 

@@ -7,37 +7,47 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
 
 from ..models.errors import InputError, ModelRaised
-from ..models.workload import Call, Workload
+from ..models.workload import Call, Workload, own_copy
+from ..profiler.step import undisturbed
 from .regions import Region, find_regions
 
 
 @dataclass
 class CapturedGraph:
-    """One Dynamo graph. inputs: the real arguments of its first run; runs: example call's name to executions a step."""
+    """One Dynamo graph. inputs: the real arguments of its first run; runs: example call's name to executions a step.
+
+    module: path of the module that was captured, "" for the whole model.
+    """
 
     index: int
     gm: fx.GraphModule
     regions: list[Region]
+    module: str = ""
     inputs: list[Any] = field(default_factory=list)
     runs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Capture:
-    """All graphs of a workload. breaks: "reason at file:line". notes: what could not be captured, and why."""
+    """All graphs of a workload. breaks: "reason at file:line". notes: what could not be captured, and why.
+
+    way: "graph" where the whole model gave graphs, "module" where it gave none and its modules were captured singly.
+    """
 
     workload: Workload
     graphs: tuple[CapturedGraph, ...]
     breaks: tuple[str, ...]
     notes: tuple[str, ...]
+    way: Literal["graph", "module"] = "graph"
 
 
 class _Recorder:
@@ -48,7 +58,14 @@ class _Recorder:
         self.call_name = ""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
-        graph = CapturedGraph(len(self.graphs), gm, find_regions(gm))
+        return self.record(gm, "")
+
+    def of(self, module: str) -> Callable[[fx.GraphModule, list[Any]], Any]:
+        """Return the backend that records graphs of the module at this path."""
+        return lambda gm, example_inputs: self.record(gm, module)
+
+    def record(self, gm: fx.GraphModule, module: str) -> Any:
+        graph = CapturedGraph(len(self.graphs), gm, find_regions(gm), module)
         self.graphs.append(graph)
 
         def run(*args: Any) -> Any:
@@ -70,55 +87,134 @@ def _keep(value: Any) -> Any:
 
 
 def capture(workload: Workload) -> Capture:
-    """Return the graphs that the workload's calls execute; the model is left as it was.
+    """Return the graphs that the workload's calls execute; model and inputs are left as they were.
 
-    Raises InputError when a call does not fit the forward, ModelRaised when the model itself raises.
+    Where the whole model gives none, its modules are captured one by one. Raises InputError when a call does not fit
+    the forward, ModelRaised when the model itself raises.
     """
     recorder = _Recorder()
+    for call in workload.calls:
+        _check_fit(call, workload.model)
     with capture_settings(), torch.set_grad_enabled(workload.mode == "training"):
-        compiled = torch.compile(workload.model, backend=recorder)
+        scripted = isinstance(workload.model, torch.jit.ScriptModule)
+        if scripted:
+            lost = "TorchScript, which Dynamo does not trace: capture the Python model it was made from"
+        else:
+            _run_calls(torch.compile(workload.model, backend=recorder), recorder, workload)
+            lost = "; ".join(_break_lines()) or "Dynamo gave no reason"
+        breaks = tuple(_break_lines())
+        # A first run inside Dynamo's frame may differ from later ones (lazy buffers); only graphs that ran count.
+        graphs = tuple(g for g in recorder.graphs if g.runs)
+        if graphs:
+            return Capture(workload, graphs, breaks, ())
+        if not scripted:
+            _capture_modules(recorder, workload)
+    graphs = tuple(g for g in recorder.graphs if g.runs)
+    rest = f"captured {len(graphs)} of its modules by themselves" if graphs else "nor of any of its modules"
+    return Capture(workload, graphs, breaks, (f"no graph of the whole model ({lost}); {rest}",), "module")
+
+
+def _run_calls(model: Any, recorder: _Recorder, workload: Workload) -> None:
+    with undisturbed(workload.model, workload.mode):
         for call in workload.calls:
             recorder.call_name = call.name
-            _run(compiled, call, workload.model)
-        reasons = tuple(dict.fromkeys(_break_lines()))
-    # A first run inside Dynamo's frame may differ from later ones (lazy buffers); only graphs that ran count.
-    graphs = tuple(g for g in recorder.graphs if g.runs)
-    notes = () if graphs else ("Dynamo yielded no graph: the model runs code it does not trace (nn.LSTM, jit.script)",)
-    return Capture(workload, graphs, reasons, notes)
+            args, kwargs = own_copy((call.args, dict(call.kwargs)))
+            try:
+                model(*args, **kwargs)
+            except Exception as error:  # the user's model may raise anything
+                raise ModelRaised(f"{call.name}: the model raised {type(error).__name__}: {_said(error)}") from error
+
+
+def _capture_modules(recorder: _Recorder, workload: Workload) -> None:
+    """Record graphs of modules below the model: the outermost that give any, found level by level."""
+    level = list(_inner_modules(workload.model, ""))
+    while level:
+        known = len(recorder.graphs)
+        with _compiled_in_place(level, recorder):
+            _run_calls(workload.model, recorder, workload)
+        gave = {g.module for g in recorder.graphs[known:] if g.runs}
+        level = [
+            inner for found in level if found.path not in gave for inner in _inner_modules(found.module, found.path)
+        ]
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """A module in its parent's table of modules."""
+
+    parent: torch.nn.Module
+    name: str
+    module: torch.nn.Module
+    path: str
+
+
+def _inner_modules(module: torch.nn.Module, path: str) -> Iterator[_Inner]:
+    """Yield the nearest modules below that have a forward, looking through lists and dicts of modules."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    for name, child in module._modules.items():
+        where = f"{path}.{name}".lstrip(".")
+        if child is None or isinstance(child, torch.jit.ScriptModule):
+            continue
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _inner_modules(child, where)
+        else:
+            yield _Inner(module, name, child, where)
+
+
+@contextlib.contextmanager
+def _compiled_in_place(level: Sequence[_Inner], recorder: _Recorder) -> Iterator[None]:
+    """Let each of these modules run under Dynamo, where it stands; afterwards all is as it was."""
+    try:
+        for found in level:
+            compiled = torch.compile(found.module, backend=recorder.of(found.path))
+            found.parent._modules[found.name] = cast("torch.nn.Module", compiled)
+        yield
+    finally:
+        for found in level:
+            found.parent._modules[found.name] = found.module
 
 
 @contextlib.contextmanager
 def capture_settings() -> Iterator[None]:
     """Static graphs, one a shape: sizes become symbols in the fingerprint, and every example value is a number."""
-    from torch._dynamo.utils import graph_break_reasons
+    from torch._dynamo.utils import counters, graph_break_reasons
 
     graph_break_reasons.clear()
+    counters["unimplemented"].clear()
     with torch._dynamo.config.patch(
         specialize_float=True, automatic_dynamic_shapes=False, recompile_limit=64, accumulated_recompile_limit=1024
     ):
         yield
 
 
-def _run(compiled: Any, call: Call, model: torch.nn.Module) -> None:
+def _check_fit(call: Call, model: torch.nn.Module) -> None:
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
         raise InputError(f"{call.name}: the inputs do not fit forward{signature}: {error}") from error
-    try:
-        compiled(*call.args, **call.kwargs)
-    except Exception as error:  # the user's model may raise anything
-        raise ModelRaised(f"{call.name}: the model raised {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
-def _break_lines() -> Iterator[str]:
-    from torch._dynamo.utils import graph_break_reasons
+def _break_lines() -> list[str]:
+    """Return why Dynamo left the code it traced, each reason once, with file and line where it tells them."""
+    from torch._dynamo.utils import counters, graph_break_reasons
 
+    found: dict[str, str] = {}
     for item in graph_break_reasons:
         frame = item.user_stack[-1] if item.user_stack else None
-        place = f" at {frame.filename}:{frame.lineno}" if frame else ""
-        yield f"{item.reason.strip().splitlines()[0]}{place}"
+        found[_first_line(item.reason)] = f" at {frame.filename}:{frame.lineno}" if frame else ""
+    # A frame that is given up whole is no graph break to Dynamo: it is only counted.
+    for text in counters["unimplemented"]:
+        skipped = re.search(r"frame skipped: (\S+) \((.+) line (\d+)\)", text)
+        place = f" at {skipped[2]}:{skipped[3]} ({skipped[1]} runs untraced)" if skipped else ""
+        found[_first_line(text)] = found.get(_first_line(text)) or place
+    return [f"{reason}{place}" for reason, place in found.items()]
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0].strip()

@@ -81,6 +81,7 @@ def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path
         breaks=capture.breaks,
         covered=min(1.0, covered),
         notes=notes,
+        way=capture.way,
     )
 
 
@@ -157,7 +158,7 @@ def _site(place: _Place) -> Site:
     lines = (line.strip() for line in (node.meta.get("stack_trace") or "").splitlines())
     code = [line for line in lines if line and not line.startswith("File ") and line.strip("^~ ")]
     return Site(
-        module=module_path(path),
+        module=".".join(filter(None, (place.graph.module, module_path(path)))),
         module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].strip("'>")),
         ops=tuple(op_name(n) for n in place.region.nodes),
         source=code[-1] if code else "",

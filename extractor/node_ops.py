@@ -152,6 +152,13 @@ def is_weight(node: fx.Node) -> bool:
     return node.op == "get_attr" or isinstance(example(node), torch.nn.Parameter) or "ParamBufferSource" in source
 
 
+def carry_sources(copies: Mapping[fx.Node, fx.Node]) -> None:
+    """Give copies of placeholders what `is_weight` asks of the originals; fx copies no attributes of nodes."""
+    for node, copy in copies.items():
+        if hasattr(node, "_dynamo_source"):
+            copy._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+
+
 def draws(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether this call of `op` uses random numbers.
 
@@ -227,7 +234,7 @@ def _has_flops(op: torch._ops.OpOverload) -> bool:
 
 
 def _importable(target: Any) -> bool:
-    """Whether a reference can call `target` by a name; objects that Dynamo makes for a graph, of numpy say, have none."""
+    """Whether a reference can call `target` by a name; objects that Dynamo makes, of numpy say, have none."""
     if not isinstance(target, types.FunctionType):
         return isinstance(target, _NAMED)
     return getattr(sys.modules.get(target.__module__), target.__name__, None) is target

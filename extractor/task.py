@@ -117,6 +117,7 @@ class Extraction(Record):
 
     graphs: captured Dynamo graphs. breaks: graph breaks, each with file and line.
     covered: share of the eager step whose time belongs to nodes of captured graphs.
+    way: how winners can be put in: "module" where the whole model gave no graph and its modules were captured singly.
     """
 
     model: str
@@ -126,6 +127,7 @@ class Extraction(Record):
     breaks: tuple[str, ...]
     covered: float
     notes: tuple[str, ...] = ()
+    way: Literal["graph", "module"] = "graph"
 
 
 def task_folder(tasks: Path, rank: int, task: Task) -> Path:

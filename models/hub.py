@@ -141,7 +141,8 @@ def _config_from_fields(fields: Mapping[str, Any], name: str) -> Any:
     try:
         return _transformers().AutoConfig.for_model(fields["model_type"], **rest)
     except Exception as error:  # configs validate themselves, with errors of their own
-        raise SpecError(f"{name}: the config is refused: {first_line(error)}; correct its fields") from error
+        said = " ".join(str(error).split())[:300] or type(error).__name__  # the reason stands below the first line
+        raise SpecError(f"{name}: the config is refused: {said}; correct its fields") from error
 
 
 def _refuse_remote_code(fields: Mapping[str, Any], where: str, *, trust_remote_code: bool) -> None:
@@ -196,7 +197,9 @@ def _door(config: Any, *, trust_remote_code: bool) -> Any:
                 return door
     elif kind in auto.AutoModelForCausalLM._model_mapping and kind not in auto.AutoModelForMaskedLM._model_mapping:
         return auto.AutoModelForCausalLM
-    return auto.AutoModel
+    if kind in auto.AutoModel._model_mapping:
+        return auto.AutoModel
+    return next((door for door in _doors(auto) if kind in door._model_mapping), auto.AutoModel)
 
 
 def _doors(auto: Any) -> Iterator[Any]:

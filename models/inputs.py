@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .errors import InputError
+from .input_choice import accepted, alternatives, runs_with
 from .workload import Call
 
 ENCODER_SHAPE = (8, 128)
@@ -103,10 +103,36 @@ class _Maker:
             "input_features": self.spectrogram,
             "input_values": self.audio,
             "decoder_input_ids": self.decoder_input_ids,
+            "bbox": self.boxes,
+            "past_values": self.past_values,
         }
 
     def kwargs(self) -> dict[str, Any]:
-        made = {name: self.makers[name]() for name in self.wanted()}
+        """Return the inputs the description asks for or, where the signature allows others, what the forward takes."""
+        wanted = self.wanted()
+        possible = [name for name in self.makers if name in self.signature.parameters]
+        if set(possible) == set(wanted) and len(wanted) == 1 and self.main != "input_values":
+            return self.made(wanted)
+        return dict(accepted(self.model, self.options(wanted, possible)))
+
+    def options(self, wanted: Sequence[str], possible: Sequence[str]) -> Iterator[dict[str, Any]]:
+        refused: InputError | None = None
+        none = True
+        for names in alternatives(wanted, possible):
+            try:
+                made = self.made(names)
+            except InputError as error:  # the config lacks a size; another set may need none
+                refused = refused or error
+                continue
+            none = False
+            yield made
+            if "input_values" in made and made["input_values"].ndim == 2:
+                yield {**made, "input_values": made["input_values"].unsqueeze(1)}  # a waveform of one channel
+        if none and refused is not None:
+            raise refused
+
+    def made(self, names: Sequence[str]) -> dict[str, Any]:
+        made = {name: self.makers[name]() for name in names}
         if "input_ids" in made and "attention_mask" in self.signature.parameters:
             made["attention_mask"] = torch.ones_like(made["input_ids"])
         if self.takes("use_cache") and (self.seq2seq or self.causal):
@@ -212,19 +238,24 @@ class _Maker:
             # A fixed window: as many frames as the strides turn into the encoder's positions.
             frames = positions * math.prod(c.stride[0] for c in convolutions)
         bins_first = self.normal((batch, bins, frames))
-        return bins_first if self.runs_with(bins_first) else self.normal(frames_first)
-
-    def runs_with(self, features: torch.Tensor) -> bool:
-        """Tell whether the forward takes `features`, by running it on shapes alone."""
         others = {name: self.makers[name]() for name in self.wanted() if name != self.main}
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        inputs = {name: fake.from_tensor(value) for name, value in {self.main: features, **others}.items()}
-        try:
-            with fake, torch.no_grad():
-                self.model(**inputs)
-        except (RuntimeError, ValueError, TypeError):  # how torch and forwards refuse a shape
-            return False
-        return True
+        return bins_first if runs_with(self.model, {self.main: bins_first, **others}) else self.normal(frames_first)
+
+    def boxes(self) -> torch.Tensor:
+        """Return a box for each token: left, top, right, bottom, in thousandths of a page."""
+        most = _field(self.config, ("max_2d_position_embeddings",)) or 1000
+        rows, length = self.input_ids().shape
+        corners = torch.randint(most, (rows, length, 2, 2), generator=self.generator).sort(dim=2).values
+        return corners.flatten(2).to(self.device)
+
+    def past_values(self) -> torch.Tensor:
+        """Return a window of time series, with a dim for channels where the config counts them."""
+        window = self.sizes.length or _field(self.config, ("context_length",))
+        if not isinstance(window, int):
+            raise InputError(f"{type(self.model).__name__}: its config has no context_length; give --inputs file.py:fn")
+        channels = _field(self.config, ("num_input_channels",))
+        shape = (self.sizes.batch or ENCODER_SHAPE[0], window)
+        return self.normal(shape if channels is None else (*shape, channels))
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)

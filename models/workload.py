@@ -58,3 +58,17 @@ def as_calls(example_inputs: Any) -> tuple[Call, ...]:
     if isinstance(example_inputs, tuple):
         return (Call(args=example_inputs),)
     return (Call(args=(example_inputs,)),)
+
+
+def own_copy(tree: Any) -> Any:
+    """Return arguments with tensors and objects of their own, aliasing among them kept: a model may write into them."""
+    import copy
+
+    import torch
+    from torch.utils import _pytree
+
+    memo: dict[int, Any] = {}
+    for leaf in _pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            memo[id(leaf)] = leaf.detach().clone().requires_grad_()  # deepcopy refuses tensors that are not leaves
+    return copy.deepcopy(tree, memo)

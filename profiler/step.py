@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 import warnings
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from ..models.errors import HotswapError, InputError, ModelRaised, ResourceExhausted
-from ..models.workload import Call, Mode
+from ..models.workload import Call, Mode, own_copy
 
 LEAST_SAMPLES = 5
 MOST_SAMPLES = 20
@@ -37,11 +36,11 @@ class Step:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def prepare(self) -> Callable[[], None]:
-        """Return the step with inputs of its own: a cache among them must not grow from one run to the next.
+        """Return the step with inputs of its own: what a run writes into them or into a cache ends with it.
 
         It raises ModelRaised, InputError or ResourceExhausted where the model does not get through.
         """
-        args, kwargs = _own(self.call.args), _own(dict(self.call.kwargs))
+        args, kwargs = own_copy((self.call.args, dict(self.call.kwargs)))
 
         def run() -> None:
             try:
@@ -167,13 +166,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
     )
-
-
-def _own(tree: Any) -> Any:
-    """Copy what a step could grow or change; plain tensors and scalars are handed over as they are."""
-    leaves = _pytree.tree_leaves(tree)
-    plain = (torch.Tensor, int, float, bool, str, complex, torch.dtype, torch.device, type(None))
-    return tree if all(isinstance(leaf, plain) for leaf in leaves) else copy.deepcopy(tree)
 
 
 def _loss(output: Any) -> torch.Tensor:

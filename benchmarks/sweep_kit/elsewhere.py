@@ -1,4 +1,4 @@
-"""Models from elsewhere than transformers: plain PyTorch of the kinds that a tracer, a cutter or a swap may trip over."""
+"""Models from elsewhere than transformers: plain PyTorch that a tracer, a cutter or a swap may trip over."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -51,7 +51,10 @@ class EarlyExit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.heads = nn.ModuleList(_mlp() for _ in range(3)), nn.ModuleList(nn.Linear(32, 4) for _ in range(3))
+        self.layers, self.heads = (
+            nn.ModuleList(_mlp() for _ in range(3)),
+            nn.ModuleList(nn.Linear(32, 4) for _ in range(3)),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, int]:
         logits = x
@@ -172,7 +175,13 @@ class ReturnsNested(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
         y = self.body(x) * (1.0 if mask is None else mask)
-        return {"pair": Pair(y, [y.exp() + 1.0, x]), "empty": (), "none": None, "count": 3, "deep": [{"a": y.relu() * y}]}
+        return {
+            "pair": Pair(y, [y.exp() + 1.0, x]),
+            "empty": (),
+            "none": None,
+            "count": 3,
+            "deep": [{"a": y.relu() * y}],
+        }
 
 
 class ReturnsNone(nn.Module):
@@ -332,7 +341,10 @@ CONTROL: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "writes-slice": lambda: (WritesSlice(), (_x(), 2)),
     "aliases": lambda: (Aliases(), _x()),
     "returns-dataclass": lambda: (ReturnsDataclass(), _x()),
-    "returns-nested": lambda: (ReturnsNested(), [Call((_x(),), name="bare"), Call((_x(),), {"mask": _x()}, name="masked")]),
+    "returns-nested": lambda: (
+        ReturnsNested(),
+        [Call((_x(),), name="bare"), Call((_x(),), {"mask": _x()}, name="masked")],
+    ),
     "returns-none": lambda: (ReturnsNone(), _x()),
     "autograd-function": lambda: (CustomFunction(), _x()),
     "checkpointed": lambda: (Checkpointed(), _x()),

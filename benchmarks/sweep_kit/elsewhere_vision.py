@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Bottleneck(nn.Module):
@@ -156,7 +156,10 @@ class Detector(nn.Module):
 
 
 VISION: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "resnet": lambda: (nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), Bottleneck(16), Bottleneck(16)), torch.randn(2, 3, 32, 32)),
+    "resnet": lambda: (
+        nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), Bottleneck(16), Bottleneck(16)),
+        torch.randn(2, 3, 32, 32),
+    ),
     "resnext": lambda: (Bottleneck(16, groups=4), torch.randn(2, 16, 12, 12)),
     "resnet-channels-last": lambda: (
         Bottleneck(16).to(memory_format=torch.channels_last),  # type: ignore[call-overload]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from hotswap.models import hub
-from hotswap.models.errors import HotswapError, ModelRaised, SpecError
+from hotswap.models.errors import EnvironmentMissing, HotswapError, InputError, SpecError
 from hotswap.models.inputs import example_calls
 from hotswap.models.trial import run_call
 from hotswap.models.workload import Workload
 
-from .shrink import Reduction, ladder, reduced
+from .shrink import changed, ladder, reduced
 
 OVERRIDES = Path(__file__).with_name("overrides.json")
 # What a small instance may have: a third of a gigabyte in fp32.
@@ -41,11 +41,11 @@ def small(model_type: str) -> tuple[Workload, str]:
 
     Raises the error of the attempt that came furthest where none does.
     """
-    fields = default_fields(model_type)
+    fields, over = default_fields(model_type)
     tried: list[str] = []
     errors: list[tuple[int, HotswapError]] = []
     for how in ladder():
-        made = reduced(fields, how)
+        made = changed(fields, reduced(fields, how)) | over
         key = json.dumps(made, sort_keys=True, default=str)
         if key in tried:
             continue
@@ -57,24 +57,23 @@ def small(model_type: str) -> tuple[Workload, str]:
             model = hub.from_config_alone(made, name=model_type, dtype=torch.float32, device="cpu", seed=0)
             came = 2
             return _workload(model, model_type), str(how)
+        except (EnvironmentMissing, InputError):  # no other size would help
+            raise
         except HotswapError as error:
             errors.append((came, error))
     raise max(errors, key=lambda item: item[0])[1]
 
 
-def default_fields(model_type: str) -> dict[str, Any]:
-    """Return the fields of the type's default config, with what `overrides.json` says of it."""
+def default_fields(model_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of the type's default config, and what `overrides.json` says of it."""
     from transformers import CONFIG_MAPPING
 
-    over = overrides().get(model_type, {})
-    if over.get("alone"):
-        return {"model_type": model_type, **{k: v for k, v in over.items() if k not in ("alone", "why")}}
+    over = {name: value for name, value in overrides().get(model_type, {}).items() if name != "why"}
     try:
-        config = CONFIG_MAPPING[model_type]()
+        config = CONFIG_MAPPING[model_type](**over)
     except Exception as error:  # a config's own code may refuse to be made of nothing
         raise SpecError(f"{model_type}: its config has no default: {type(error).__name__}: {error}") from error
-    made = {**_plain(config.to_dict()), "model_type": model_type}
-    return _overlaid(made, {k: v for k, v in over.items() if k != "why"})
+    return {**config.to_dict(), "model_type": model_type}, over
 
 
 def _workload(model: Any, model_type: str) -> Workload:
@@ -91,7 +90,7 @@ def _check_size(fields: Mapping[str, Any], name: str) -> None:
         with torch.device("meta"):
             model = hub._door(config, trust_remote_code=False).from_config(config, dtype=torch.float32)
     except Exception as error:  # any reduction may contradict what the model's code expects
-        raise ModelRaised(f"{name}: does not build: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        raise hub._load_error(error, f"{name}: does not build") from error
     count = sum(p.numel() for p in model.parameters())
     if count > MOST_PARAMETERS:
         raise SpecError(f"{name}: {count / 1e6:.0f} M parameters are too many for a sweep")
@@ -102,15 +101,3 @@ def overrides() -> dict[str, dict[str, Any]]:
     """Return what single types need beside the generic reduction, by type, each with its reason under "why"."""
     loaded: dict[str, dict[str, Any]] = json.loads(OVERRIDES.read_text(encoding="utf-8"))
     return loaded
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
-
-
-def _overlaid(fields: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    made = dict(fields)
-    for name, value in over.items():
-        inner = made.get(name)
-        made[name] = _overlaid(inner, value) if isinstance(value, Mapping) and isinstance(inner, dict) else value
-    return made

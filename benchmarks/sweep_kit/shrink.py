@@ -1,7 +1,7 @@
 """Make a model type small enough to sweep: numeric fields of its config reduced, by what they count, until it runs.
 
 Nothing here knows a model: a field is read by the words of its name and by its value, and whether a reduction was right
-is decided by building the model and running it. Types whose defaults do not build have their fields in `overrides.json`.
+is decided by building the model and running it. What single types need beside this is in `overrides.json`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from typing import Any
 
 Fields = dict[str, Any]
 
+MOST_STAGES = 8
+
 _LAYERS = re.compile(r"layers?$|^n_layers?$|depths?$|_blocks$|^num_blocks|blocks_per|layers_per|_layers_|num_stacks")
-_HEADS = re.compile(r"heads?$|head_num|num_heads")
-_WIDTH = re.compile(r"(size|dim|dims|width|channels|embd|embed|filters|hidden|model|inner|ffn|ff|rank|state)s?$")
+_HEADS = re.compile(r"heads$|^n_head$|num_head|head_num")
+_WIDTH = re.compile(
+    r"(size|dim|dims|width|channels|embd|embed|filters|hidden|model|inner|ffn|ff|rank|state|upsample_group)s?$"
+)
 _WIDTH_TOO = re.compile(r"^(d_|hidden_|intermediate|embed_|conv_dim|dim_)|_(dim|size|width|channels|hidden)_")
-_NOT_WIDTH = re.compile(r"vocab|patch|image|kernel|window|stride|codebook|chunk|max_|head_dim|kv_dim|d_kv|block_size|pool")
+_NOT_WIDTH = re.compile(
+    r"vocab|patch|image|kernel|window|stride|codebook|chunk|max_|head_dim|kv_dim|d_kv|block_size|pool"
+)
 _VOCAB = re.compile(r"vocab")
 _POSITIONS = re.compile(r"max_position|^n_positions$|^n_ctx$|max_seq|max_sequence")
 _EXPERTS = re.compile(r"experts?$|^moe_num_experts|n_routed|num_local")
@@ -29,7 +35,7 @@ _SPECIAL = re.compile(r"_token_(id|index)s?$|_(id|index)$")
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is reduced, and how far. width: what widths and heads are divided by; image: longest side, 0 for as it is."""
+    """What is reduced, and how far (0: not). width: what widths and heads are divided by; image: longest side."""
 
     width: int = 8
     layers: int = 2
@@ -61,12 +67,17 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
     kept = _kept_layers(fields, layers, how)
     vocab = next((v for k, v in fields.items() if k == "vocab_size" and isinstance(v, int)), None)
     made: Fields = {}
+    stages = {len(v) for v in fields.values() if isinstance(v, list) and v and not isinstance(v[0], str)}
     for name, value in fields.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and layers and value and all(str(key).isdigit() for key in value):
+            made[name] = {key: value[old] for key, old in _renumbered(value, kept)}
+        elif isinstance(value, Mapping):
             made[name] = reduced(value, how)
+        elif isinstance(value, int) and value in stages and value <= MOST_STAGES and _LAYERS.search(name):
+            made[name] = value  # how many stages there are, as the length of a list of theirs tells
         elif isinstance(value, list | tuple):
             made[name] = _list(name, list(value), layers, kept, how)
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif isinstance(name, str) and isinstance(value, int) and not isinstance(value, bool):
             made[name] = _number(name, value, kept, how)
         else:
             made[name] = value
@@ -74,6 +85,17 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
     if vocab is not None and isinstance(small, int) and small < vocab:
         _move_special_tokens(made, small)
     return made
+
+
+def changed(fields: Mapping[str, Any], made: Mapping[str, Any]) -> Fields:
+    """Return what of `made` differs from `fields`, with what the type must have: the rest has its default anyhow."""
+    return {name: value for name, value in made.items() if name == "model_type" or value != fields.get(name)}
+
+
+def _renumbered(value: Mapping[str, Any], kept: list[int]) -> Iterator[tuple[Any, Any]]:
+    """Yield (new key, old key) of what a table by layer numbers says of the layers that stay."""
+    keys = {int(key): key for key in value}
+    return ((type(keys[old])(new), keys[old]) for new, old in enumerate(kept) if old in keys)
 
 
 def _layer_count(fields: Mapping[str, Any]) -> int:
@@ -110,7 +132,11 @@ def _number(name: str, value: int, kept: list[int], how: Reduction) -> int:
     if _POSITIONS.search(name):
         return min(value, how.positions) if how.positions else value
     if _IMAGE.search(name):
-        return how.image if how.image and value > how.image and value % how.image == 0 else min(value, 224 if how.image else value)
+        return (
+            how.image
+            if how.image and value > how.image and value % how.image == 0
+            else min(value, 224 if how.image else value)
+        )
     if _EXPERTS_USED.search(name):
         return min(value, how.experts // 2) if how.experts else value
     if _EXPERTS.search(name):

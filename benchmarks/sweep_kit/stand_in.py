@@ -1,4 +1,4 @@
-"""Stand-ins for won kernels: a task's own reference as a candidate, so that a swap needs no search and changes no bit."""
+"""Stand-ins for won kernels: a task's own reference as a candidate: no search, and no bit may change."""
 
 from __future__ import annotations
 

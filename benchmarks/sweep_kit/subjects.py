@@ -36,9 +36,7 @@ def measured_limits() -> Limits:
     import subprocess
     import sys
 
-    subprocess.run(
-        [sys.executable, "-c", "from hotswap.profiler.limits import measure; measure('cpu')"], check=True
-    )
+    subprocess.run([sys.executable, "-c", "from hotswap.profiler.limits import measure; measure('cpu')"], check=True)
     from hotswap.profiler.limits import measure
 
     return measure("cpu")

@@ -26,12 +26,12 @@ def table(kept: Mapping[str, Any]) -> str:
     lines = [
         "# The sweep",
         "",
-        "Every model type that transformers registers for its Auto classes, at a small size and with random weights, and",
-        "models from elsewhere: profiled, captured, every region swapped for a stand-in (its own reference, so that no bit may",
+        "Every model type that transformers registers for its Auto classes, small and with random weights, and models",
+        "from elsewhere: profiled, captured, every region swapped for a stand-in (its own reference: no bit may",
         "change), verified, and taken out again. Made by `python benchmarks/sweep.py`; the rows are in",
         "[`benchmarks/results/sweep.json`](../benchmarks/results/sweep.json).",
         "",
-        f"torch {versions['torch']}, transformers {versions['transformers']}, Python {versions['python']}; {kept['made']}.",
+        f"torch {versions['torch']}, transformers {versions['transformers']}, {kept['made']}",
         "",
         "| outcome | models | means |",
         "|---|---|---|",
@@ -53,15 +53,15 @@ def _reasons(outcome: str, rows: list[Any]) -> Iterable[str]:
 
 
 def _models(rows: list[Any]) -> Iterable[str]:
-    yield "| model | class | outcome | graphs | breaks | tasks | regions | kernel calls | checks | equal bit for bit | s |"
+    yield "| model | class | outcome | graphs | breaks | tasks | regions | kernel calls | checks | bitwise | s |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         facts = row["facts"]
-        breaks = len(facts["breaks"]) if "breaks" in facts else "–"
-        known = [facts.get(name, "–") for name in ("tasks", "swapped", "kernel_calls", "checks")]
-        equal = {True: "yes", False: "no"}.get(facts.get("bitwise"), "–")
-        cells = [_short(row), facts.get("class", "–"), row["outcome"], facts.get("graphs", "–"), breaks, *known, equal]
-        yield "| " + " | ".join(map(str, [*cells, row["seconds"].get("all", "–")])) + " |"
+        breaks = len(facts["breaks"]) if "breaks" in facts else "-"
+        known = [facts.get(name, "-") for name in ("tasks", "swapped", "kernel_calls", "checks")]
+        equal = {True: "yes", False: "no"}.get(facts.get("bitwise"), "-")
+        cells = [_short(row), facts.get("class", "-"), row["outcome"], facts.get("graphs", "-"), breaks, *known, equal]
+        yield "| " + " | ".join(map(str, [*cells, row["seconds"].get("all", "-")])) + " |"
 
 
 def _short(row: Mapping[str, Any]) -> str:

@@ -21,10 +21,17 @@ from hotswap.extractor.extract import extract
 from hotswap.extractor.task import Extraction
 from hotswap.integrator.model_state import put_back, same_values, seeded
 from hotswap.integrator.output_tree import Leaf, snapshot, structure_difference
-from hotswap.integrator.patch import Patch, patch_of
+from hotswap.integrator.patch import Patch, Way, patch_of
 from hotswap.integrator.variants import fresh
 from hotswap.integrator.verify import verify
-from hotswap.models.errors import EnvironmentMissing, HotswapError, InputError, ModelRaised, ResourceExhausted, SpecError
+from hotswap.models.errors import (
+    EnvironmentMissing,
+    HotswapError,
+    InputError,
+    ModelRaised,
+    ResourceExhausted,
+    SpecError,
+)
 from hotswap.models.workload import Call, Workload
 from hotswap.profiler.record import record
 from hotswap.profiler.recording import Limits, Profile
@@ -80,7 +87,9 @@ def _go(trail: _Trail, build: Build, limits: Limits, derive: bool) -> tuple[str,
         trail.facts |= {"class": type(workload.model).__name__, "config": built_as}
     with trail.at("eager"):
         before = [_observe(workload.model, call) for call in workload.calls]
-        trail.facts["deterministic"] = _difference(before, [_observe(workload.model, c) for c in workload.calls]) is None
+        trail.facts["deterministic"] = (
+            _difference(before, [_observe(workload.model, c) for c in workload.calls]) is None
+        )
     with tempfile.TemporaryDirectory(prefix="hotswap-sweep-") as folder:
         run = Path(folder)
         extraction = _extracted(trail, workload, limits, run)
@@ -89,7 +98,7 @@ def _go(trail: _Trail, build: Build, limits: Limits, derive: bool) -> tuple[str,
         winners = write_stand_ins(extraction, run / "tasks", run)
         if not winners:
             return "nothing", "; ".join(extraction.notes)
-        return _swapped(trail, workload, run, before, derive)
+        return _swapped(trail, workload, run, before, extraction.way, derive)
 
 
 def _extracted(trail: _Trail, workload: Workload, limits: Limits, run: Path) -> Extraction:
@@ -105,17 +114,20 @@ def _extracted(trail: _Trail, workload: Workload, limits: Limits, run: Path) -> 
         "sites": sum(len(t.sites) for t in extraction.tasks),
         "covered": round(extraction.covered, 3),
         "breaks": list(extraction.breaks)[:8],
+        "way": extraction.way,
         "notes": list(extraction.notes),
     }
     return extraction
 
 
-def _swapped(trail: _Trail, workload: Workload, run: Path, before: list[list[Leaf]], derive: bool) -> tuple[str, str]:
+def _swapped(
+    trail: _Trail, workload: Workload, run: Path, before: list[list[Leaf]], way: Way, derive: bool
+) -> tuple[str, str]:
     model = workload.model
     state = {key: value.data_ptr() for key, value in model.state_dict(keep_vars=True).items()}
     attributes = sorted(model.__dict__)
     with trail.at("patch"):
-        patch = Patch(model, run, "eager")
+        patch = Patch(model, run, "eager", way)
         with patch.installed():
             inside = [_observe(model, call) for call in workload.calls]
     trail.facts |= _engaged(patch)
@@ -164,7 +176,7 @@ def _difference(one: list[list[Leaf]], other: list[list[Leaf]]) -> str | None:
         if said := structure_difference(tuple(left), tuple(right)):
             return said
         for a, b in zip(left, right, strict=True):
-            if a.tensor is not None and b.tensor is not None and not same_values(a.tensor, b.tensor):
+            if a.tensor is not None and b.tensor is not None and not _same(a.tensor, b.tensor):
                 return f"{a.path}: not equal bit for bit"
     return None
 
@@ -178,7 +190,7 @@ def _require_restored(model: nn.Module, state: dict[str, int], attributes: list[
 
 
 def _meaning(stage: str, error: Exception) -> tuple[str, str]:
-    """Return the outcome that an exception means: a model that cannot be built or run by itself is no failure of ours."""
+    """Return the outcome that an exception means: a model that does not build or run alone is no failure of ours."""
     said = " ".join(f"{error}".split())[:400] or "no message"
     why = said if isinstance(error, HotswapError) else f"{type(error).__name__}: {said}"
     refused = isinstance(error, SpecError | EnvironmentMissing | InputError | ResourceExhausted)
@@ -187,3 +199,8 @@ def _meaning(stage: str, error: Exception) -> tuple[str, str]:
     if stage == "eager":
         return "not built", f"it does not run in eager: {why}"
     return ("not extractable" if refused else "failed"), why
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    sparse = one.layout is not torch.strided
+    return same_values(one.to_dense(), other.to_dense()) if sparse else same_values(one, other)

@@ -1,0 +1,117 @@
+"""What capture does with models that Dynamo follows in part or not at all, and those that write into their inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hotswap.extractor.capture import Capture, capture
+from hotswap.extractor.extract import extract
+from hotswap.extractor.node_ops import NodeKind, node_kinds
+from hotswap.models.workload import Call, Workload
+from hotswap.profiler.record import record
+from hotswap.profiler.recording import Limits
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits("cpu", 10.0, {"float32": 0.05}, 1.0, 1 << 25, "")
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+class LoopBreaks(nn.Module):
+    """Breaks the graph in a loop, so that Dynamo gives its frame up; its modules stand in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(mlp() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat([layer(x[x[:, 0] > 0]), x])
+        return x
+
+
+class Writes(nn.Module):
+    """Writes into its input and into a buffer."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1.0)
+        return torch.tanh(x.mul_(2.0)) + self.count
+
+
+class UsesNumpy(nn.Module):
+    """Sums in numpy between two torch ops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(x) * x
+        return torch.from_numpy(np.sum(y.numpy(), axis=-1)) + y.exp().sum(-1)
+
+
+def captured(model: nn.Module, *args: Any) -> Capture:
+    return capture(Workload(model.eval(), (Call(args=args, name="x"),)))
+
+
+def test_modules_are_captured_one_by_one_where_the_whole_model_gives_no_graph() -> None:
+    model = LoopBreaks()
+    found = captured(model, torch.randn(6, 8))
+    assert found.way == "module"
+    assert {graph.module for graph in found.graphs} == {"layers.0", "layers.1"}
+    assert [type(child) for child in model.layers] == [nn.Sequential, nn.Sequential]
+
+
+def test_what_was_lost_is_named_with_the_line_that_lost_it() -> None:
+    found = captured(LoopBreaks(), torch.randn(6, 8))
+    assert any(f"at {__file__}:" in line and "forward runs untraced" in line for line in found.breaks)
+    assert "no graph of the whole model" in found.notes[0]
+
+
+def test_sites_of_a_module_by_module_capture_have_their_whole_path(tmp_path: Path, limits: Limits) -> None:
+    work = Workload(LoopBreaks().eval(), (Call(args=(torch.randn(6, 8),), name="x"),))
+    found = extract("m", capture(work), record(work, limits=limits, steps=1), tmp_path, top=100)
+    assert found.way == "module"
+    assert "layers.1.2" in {site.module for task in found.tasks for site in task.sites}
+
+
+def test_a_scripted_model_is_no_error_and_its_reason_is_said() -> None:
+    with pytest.warns(DeprecationWarning, match="script"):
+        scripted: nn.Module = torch.jit.script(mlp())
+    found = captured(scripted, torch.randn(2, 8))
+    assert not found.graphs
+    assert "TorchScript" in found.notes[0]
+
+
+def test_capture_leaves_inputs_and_buffers_as_they_were() -> None:
+    model, x = Writes(), torch.ones(3)
+    captured(model, x)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert model.count.item() == 0.0
+
+
+def test_profiling_leaves_inputs_as_they_were(limits: Limits) -> None:
+    x = torch.ones(3)
+    record(Workload(Writes().eval(), (Call(args=(x,), name="x"),)), limits=limits, steps=1)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_function_of_numpy_stands_in_no_region() -> None:
+    (graph,) = captured(UsesNumpy(), torch.randn(4, 8)).graphs
+    of_numpy = [n for n, kind in node_kinds(graph.gm).items() if "numpy_to_tensor_wrapper" in type(n.target).__name__]
+    assert of_numpy
+    assert all(node_kinds(graph.gm)[node] is NodeKind.BARRIER for node in of_numpy)
+    assert not any(set(of_numpy) & set(region.nodes) for region in graph.regions)
+    assert graph.regions
