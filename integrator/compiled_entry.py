@@ -14,6 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from .backend import SwapBackend
 from .in_place import Forward
 
+# Dynamo met something in the user's code that it cannot trace at all, and says so before anything has run.
+UNTRACEABLE = (torch._dynamo.exc.InternalTorchDynamoError, torch._dynamo.exc.Unsupported)
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 Hooks = frozenset[tuple[int, str, int]]
@@ -24,15 +27,26 @@ def compiled_entry(forward: Forward, backend: SwapBackend) -> Forward:
     return torch.compile(_fresh_entry(forward), backend=_weakly(backend))
 
 
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
 def hooks_made() -> int:
     """Return a number that changes whenever a hook is registered on any module of the process."""
     return RemovableHandle.next_id
 
 
 def hooks_inside(model: nn.Module) -> Hooks:
-    """Return the hooks on the modules below `model`, each by its module's id, its kind and its key."""
+    """Return the hooks on the modules below `model`, each by its module's id, its kind and its key.
+
+    A hook for all modules of the process is one on each of them.
+    """
+    everywhere = [(kind, key) for kind in _HOOKS for key in getattr(nn.modules.module, f"_global{kind}")]
     return frozenset(
-        (id(m), kind, key) for m in model.modules() for kind in _HOOKS for key in getattr(m, kind) if m is not model
+        (id(m), kind, key)
+        for m in model.modules()
+        if m is not model
+        for kind, key in (*((kind, key) for kind in _HOOKS for key in getattr(m, kind)), *everywhere)
     )
 
 

@@ -20,7 +20,7 @@ from ..extractor.regions import find_regions
 from ..models.errors import SpecError
 from ..optimizer.winner import Winner
 from .backend import SwapBackend
-from .compiled_entry import compiled_entry, hooks_inside, hooks_made
+from .compiled_entry import UNTRACEABLE, compiled_entry, first_line, hooks_inside, hooks_made
 from .in_place import Forward, InPlace, owner_of, tracing_ours
 from .kernel_site import NEEDS_GRAD, KernelSite
 from .ops import looked_on
@@ -47,6 +47,7 @@ class ModuleWay:
         self.sites = sites
         self.unlike: set[object] = set()
         self.passed_on = False
+        self.untraceable: str | None = None
         self._left: list[LeftAlone] = []
         self._root: _Place | None = None
         self._places: list[_Place] = []
@@ -62,6 +63,11 @@ class ModuleWay:
     @property
     def compiles(self) -> int:
         return self.backend.asked
+
+    @property
+    def unswapped_calls(self) -> int:
+        """How often modules that a kernel stood for once ran graphs in which nothing is swapped."""
+        return self.backend.unswapped_calls
 
     @property
     def waiting(self) -> bool:
@@ -81,9 +87,9 @@ class ModuleWay:
             if reason is not None:
                 self._left.append(LeftAlone(path, "", path, reason))
             elif module is self._model:
-                self._root = _Place(self, module)
+                self._root = _Place(self, module, path)
             else:
-                place = _Place(self, module)
+                place = _Place(self, module, path)
                 place.placed = InPlace(module, place, self, type(self._model).__name__)
                 place.placed.put()
                 self._places.append(place)
@@ -99,8 +105,9 @@ class ModuleWay:
 class _Place:
     """One module's forward: asked at the first call, then the kernel's or none at all."""
 
-    def __init__(self, way: ModuleWay, module: nn.Module) -> None:
+    def __init__(self, way: ModuleWay, module: nn.Module, path: str) -> None:
         self._way = way
+        self._path = path
         self._module = module
         self._original: Forward = module.forward
         self._compiled: Forward | None = None
@@ -121,6 +128,7 @@ class _Place:
         if not self._decided:
             return self._decide(args, kwargs)
         assert self._compiled is not None
+        self._way.backend.within = self._path
         with self._quiet():
             return self._compiled(*args, **kwargs)
 
@@ -139,17 +147,30 @@ class _Place:
         backend.verdicts.clear()
         before = len(backend.graphs)
         compiled = compiled_entry(self._original, backend)
-        with self._quiet():
-            result = compiled(*args, **kwargs)
+        backend.within, backend.deciding = self._path, True
+        try:
+            with self._quiet():
+                result = compiled(*args, **kwargs)
+        except UNTRACEABLE as error:
+            if backend.verdicts:
+                raise  # a part of the module may have run already
+            self._way.untraceable = first_line(error)
+            self._give_up(likeness)
+            return self._original(*args, **kwargs)
+        finally:
+            backend.deciding = False
         self._tries += 1
         if backend.verdicts and all(backend.verdicts):
             self._decided, self._compiled = True, compiled
             won = {swap.fingerprint for done in backend.graphs[before:] for swap in done.swapped}
             self._sites = [site for site in self._way.sites if site.winner.fingerprint in won]
         elif backend.verdicts or self._tries >= _TRIES:
-            self._way.unlike.add(likeness)
-            self.leave()
+            self._give_up(likeness)
         return result
+
+    def _give_up(self, likeness: object) -> None:
+        self._way.unlike.add(likeness)
+        self.leave()
 
     def _needs_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         given = (*args, *kwargs.values())
@@ -176,18 +197,22 @@ class _Place:
 
 
 class _WholeGraphs(SwapBackend):
-    """Swaps only graphs whose work is won throughout. verdicts: whether each graph since it was cleared was one."""
+    """Swaps only graphs whose work is won throughout. verdicts: whether each graph since it was cleared was one.
+
+    deciding: whether the module that is compiled is still being asked.
+    """
 
     def __init__(self, winners: Sequence[Winner], *, sites: Sites) -> None:
         super().__init__(winners, tail="eager", sites=sites)
         self.verdicts: list[bool] = []
         self.asked = 0
+        self.deciding = False
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.asked += 1
         if not self._won_throughout(gm):
             self.verdicts.append(False)
-            return gm.forward
+            return gm.forward if self.deciding else self._counted(gm.forward, GraphSwap((), (), len(find_regions(gm))))
         before = len(self.graphs)
         run = super().__call__(gm, example_inputs)
         self.verdicts.append(not any(done.left for done in self.graphs[before:]))

@@ -65,6 +65,11 @@ class Patch:
         """How many graphs have been captured and compiled."""
         return self._way.compiles
 
+    @property
+    def unswapped_calls(self) -> int:
+        """How often graphs ran in which nothing is swapped: another dtype or device is another region, of no winner."""
+        return self._way.unswapped_calls
+
     def engagement(self) -> tuple[Engagement, ...]:
         """Return, for each kernel of the run, how often it ran and how often the original ops answered instead."""
         met = {site.winner.fingerprint: site.engagement() for site in self.sites}
@@ -100,14 +105,13 @@ class Patch:
             warnings.warn(f"hotswap: {self._name} is patched, but {self._why_idle()}", stacklevel=4)
 
     def _why_idle(self) -> str:
+        cause = f" (Dynamo cannot follow it: {self._way.untraceable})" if self._way.untraceable else ""
         if not self.compiles:
-            return "no graph of it was captured, so nothing was swapped"
+            return f"no graph of it was captured{cause}, so nothing was swapped"
         if not any(g.swapped for g in self.swaps):
             regions = sum(g.regions for g in self.swaps)
             reasons = sorted({f"{left.task}: {left.reason}" for g in self.swaps for left in g.left})
-            return (
-                f"none of its {regions} regions is one the run has a kernel for" if not reasons else "; ".join(reasons)
-            )
+            return "; ".join(reasons) or f"none of its {regions} regions is one the run has a kernel for{cause}"
         reasons = sorted({reason for e in self.engagement() for reason in e.fallback_reasons})
         return f"no kernel has run ({'; '.join(reasons) or 'not called yet'})"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from ..extractor.node_ops import example, is_call, ops_of
+from ..extractor.node_ops import carry_sources, example, is_call, ops_of
 from ..extractor.reference import region_module
 from ..extractor.regions import Region, find_regions
 from ..models.errors import CandidateRejected
@@ -69,7 +69,8 @@ class SwapPlan:
     """What can be swapped in one captured graph, decided once; the graph is then made with any part of it switched off.
 
     winners: by fingerprint. hooked: ids of modules that have hooks; a region reaching across the border of one keeps
-    its ops. traced: whether a compiler will trace the graph, so that the ops must stand that too.
+    its ops. within: path of the module that the graph is of, "" for the whole model. traced: whether a compiler will
+    trace the graph, so that the ops must stand that too.
     """
 
     def __init__(
@@ -80,13 +81,14 @@ class SwapPlan:
         hooked: Collection[int] = (),
         *,
         traced: bool = False,
+        within: str = "",
     ) -> None:
         regions = find_regions(gm)
         won = [r for r in regions if r.fingerprint in winners and winners[r.fingerprint].choice != "leave"]
         self._gm = gm
         self._regions = len(regions)
         self._decisions: list[_Decision] = []
-        for region, place in zip(won, _places(won), strict=True):
+        for region, place in zip(won, _places(won, within), strict=True):
             winner = winners[region.fingerprint]
             call = _why_not(region, winner, hooked) or _call(gm, region, winner, sites, traced=traced)
             self._decisions.append(_Decision(region, place, winner, call))
@@ -101,6 +103,7 @@ class SwapPlan:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self._gm.graph, copies))
+        carry_sources(copies)
         gm = fx.GraphModule(self._gm, graph)
         return gm, self._swap(gm, copies, off)
 
@@ -249,13 +252,13 @@ def _meta(node: fx.Node, value: object) -> dict[str, object]:
     return {key: node.meta[key] for key in kept if key in node.meta} | {"example_value": value}
 
 
-def _places(regions: Sequence[Region]) -> list[str]:
+def _places(regions: Sequence[Region], within: str) -> list[str]:
     """Return a name for where each region stands, the same in every graph of the model: module path and count."""
     seen: Counter[tuple[str, str]] = Counter()
     places: list[str] = []
     for region in regions:
         stack = list(region.nodes[-1].meta.get("nn_module_stack", {}).values())
-        module = str(stack[-1][0]) if stack else ""
+        module = ".".join(part for part in (within, str(stack[-1][0]) if stack else "") if part)
         seen[module, region.fingerprint] += 1
         places.append(f"{module}:{seen[module, region.fingerprint]}")
     return places

@@ -34,7 +34,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
-        return x + self.down(functional.silu(self.gate(h)) * self.up(h))  # type: ignore[no-any-return]
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
 
 class Net(nn.Module):
@@ -48,11 +48,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            if self.checkpointed is None:
-                x = block(x)
-            else:
-                x = checkpoint(block, x, use_reentrant=self.checkpointed)  # type: ignore[assignment]
-        return self.norm(x)  # type: ignore[no-any-return]
+            x = block(x) if self.checkpointed is None else checkpoint(block, x, use_reentrant=self.checkpointed)
+        return self.norm(x)
 
 
 def net(**how: Any) -> Net:
@@ -81,4 +78,4 @@ def tiny_llama(*, tied: bool = True, layers: int = 2) -> Any:
         tie_word_embeddings=tied,
         pad_token_id=0,
     )
-    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(config).eval()

@@ -75,7 +75,7 @@ class Offload:
         self.forward = module.forward
         self.calls = 0
         self._place(module, None)
-        module.forward = functools.update_wrapper(functools.partial(self.run, module), self.forward)  # type: ignore
+        module.forward = functools.update_wrapper(functools.partial(self.run, module), self.forward)
 
     def _place(self, module: nn.Module, values: dict[str, torch.Tensor] | None) -> None:
         for name, value in self.kept.items():
@@ -95,7 +95,7 @@ def test_a47_offloaded_weights_are_refused_for_the_graph_and_left_alone_module_b
 ) -> None:
     model, plain, x = net(), net(), batch()
     winners = winners_of(model.forward, x)
-    hooks = [Offload(model.blocks[0].norm), Offload(model.blocks[1].gate)]  # type: ignore[arg-type]
+    hooks = [Offload(model.blocks[0].norm), Offload(model.blocks[1].gate)]
     with pytest.raises(SpecError, match=r"parameter 'blocks.0.norm.weight' is on the meta device .*way='module'"):
         hotswap.patch(model, save_run(winners))
     made = hotswap.patch(model, save_run(winners), way="module")
@@ -112,7 +112,7 @@ def test_a47_weights_offloaded_after_the_patch_still_come_through_their_hook(way
     model, plain, x = net(), net(), batch()
     patched(model, x, way=way)
     model(x)
-    hook = Offload(model.blocks[0].gate)  # type: ignore[arg-type]
+    hook = Offload(model.blocks[0].gate)
     for calls in (1, 2):
         assert torch.equal(model(x), plain(x))
         assert hook.calls == calls
@@ -162,11 +162,11 @@ def test_a49_a_kernel_that_returns_what_it_was_given_is_never_believed(way: Way,
     model, x = Norm().eval(), batch()
     (winner,) = winners_of(model.forward, x)
     made = hotswap.patch(model, save_run([with_source(winner, f"def kernel(*inputs):\n    {body}\n")]), way=way)
+    given = x.clone()
     with pytest.warns(UserWarning, match="opcheck"):
-        for _ in range(2):
-            given = x.clone()
-            assert torch.equal(model(given), Norm()(x))
-            assert torch.equal(given, x)
+        model(given)
+    assert torch.equal(model(given), Norm()(x))
+    assert torch.equal(given, x)
     assert kernel_calls(made) == 0
 
 
@@ -184,7 +184,7 @@ class Passing(nn.Module):
         self.layer, self.norm = Newer(), Norm()
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return self.norm(self.layer(x, **kwargs))  # type: ignore[no-any-return]
+        return self.norm(self.layer(x, **kwargs))
 
 
 @WAYS
@@ -221,7 +221,7 @@ class Packed(nn.Linear):
 def test_a55_a_linear_of_packed_bytes_runs_as_it_is_beside_kernels_for_plain_ones(way: Way, save_run: SaveRun) -> None:
     model, x = net(), batch()
     winners = winners_of(model.forward, x)
-    model.blocks[1].gate = Packed(model.blocks[1].gate)  # type: ignore[arg-type, assignment]
+    model.blocks[1].gate = Packed(model.blocks[1].gate)
     plain = copy.deepcopy(model)
     made = hotswap.patch(model, save_run(winners), way=way)
     assert torch.equal(model(x), plain(x))
@@ -246,7 +246,7 @@ def test_parametrized_layers_are_read_through_their_parametrization(way: Way, pa
     assert torch.equal(copy.deepcopy(model)(x), plain(x))
 
 
-FOO = '''
+FOO = """
 import torch
 from torch import nn
 
@@ -265,7 +265,7 @@ class FooModel(nn.Module):
     def forward(self, tokens, *, bias=None):
         h = torch.tanh(self.mix(tokens)) * 2 + tokens
         return {"h": h if bias is None else h + bias, "nothing": None}
-'''
+"""
 
 
 def foo_model(folder: Path, name: str, *, known: bool) -> Any:
@@ -316,7 +316,7 @@ def test_a56_a_class_whose_module_even_torch_cannot_find_runs_as_it_is_and_says_
     # Torch remembers the modules it has found, so each way has a name of its own.
     model = foo_model(tmp_path, f"foo_unknown_{way}", known=False)
     made = hotswap.patch(model, save_run(winners_of(foo.forward, x)), way=way)
-    with pytest.warns(UserWarning, match=f"no graph of it was captured .*No module named 'foo_unknown_{way}'"):
+    with pytest.warns(UserWarning, match=f"Dynamo cannot follow it: .*No module named 'foo_unknown_{way}'"):
         assert torch.equal(model(x)["h"], foo(x)["h"])
     assert torch.equal(model(x, bias=x)["h"], foo(x, bias=x)["h"])
     assert kernel_calls(made) == 0
@@ -331,9 +331,7 @@ def verified_up_to(winner: Winner, size: int) -> Winner:
 
 
 @WAYS
-def test_a62_a_shape_or_dtype_never_verified_runs_the_original_ops_and_is_counted(
-    way: Way, save_run: SaveRun
-) -> None:
+def test_a62_a_shape_or_dtype_never_verified_runs_the_original_ops_and_is_counted(way: Way, save_run: SaveRun) -> None:
     model, plain = net().bfloat16(), net().bfloat16()
     x = batch(64).bfloat16()
     winners = [verified_up_to(w, 64) for w in winners_of(model.forward, x)]

@@ -161,9 +161,7 @@ def test_a51_training_after_a_patch_for_inference_gives_eagers_gradients_and_say
 @TORCHS_OWN
 @WAYS
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a52_checkpointed_blocks_recompute_to_the_same_gradients(
-    reentrant: bool, way: Way, save_run: SaveRun
-) -> None:
+def test_a52_checkpointed_blocks_recompute_to_the_same_gradients(reentrant: bool, way: Way, save_run: SaveRun) -> None:
     model, plain, x = net(checkpointed=reentrant), net(), batch().requires_grad_()
     made = hotswap.patch(model, save_run(winners_of(plain.forward, x)), way=way)
     with torch.no_grad():

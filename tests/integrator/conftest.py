@@ -17,7 +17,8 @@ WriteRun = Callable[[list[Winner]], Path]
 @pytest.fixture
 def make_winners() -> MakeWinners:
     """Give a function that, for a call, returns one winner a memory region, its kernel the region's own ops."""
-    return winners_of
+    made: MakeWinners = winners_of
+    return made
 
 
 @pytest.fixture
