@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("Look", "list runs"),
     "show": ("Look", "explain one task: what it is, its floor, what was tried"),
     "task": ("Look", "make a task, judge one candidate, submit a winner"),
+    "mcp": ("Look", "let agents work on a run's tasks over MCP"),
     "env": ("This machine", "versions and hardware, to paste into an issue"),
     "config": ("This machine", "every setting, its value and where it came from"),
     "clean": ("This machine", "remove caches"),

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..extractor.task import Task
-from ..models.errors import InputError, SpecError
-from .console import note, print_json, results
+from ..models.errors import InputError
+from .console import note, print_json
 from .options import examples, json_option, resolved, settings_options
 from .places import find_task
 from .show import history, print_task
 from .task_log import print_log
-
-if TYPE_CHECKING:
-    from ..optimizer.verdict import Verdict
+from .task_submit import judged, offering, read_candidate, submit_command
+from .verdict import print_verdict
 
 EXAMPLES = examples(
     "hotswap task new rmsnorm.py --device cuda --dtype bf16",
     "hotswap task show last:gelu",
     "hotswap task try last:gelu mine.py",
     "hotswap task try runs/minilm/tasks/00-gelu mine.py --json",
+    "hotswap task submit last:gelu mine.py",
     "hotswap task log last:gelu",
 )
 
@@ -75,28 +75,25 @@ def new_command(file: Path, out: Path | None, as_json: bool, **flags: Any) -> No
 @command.command("try", epilog=examples("hotswap task try last:gelu mine.py", "hotswap task try TASK mine.py --json"))
 @click.argument("task", metavar="TASK")
 @click.argument("candidate", metavar="CANDIDATE.py", type=click.Path(path_type=Path))
-@click.option("--block", "block_s", type=click.FloatRange(min=0.001), default=0.2, help="Seconds of a timed block.")
+@offering
 @json_option
-def try_command(task: str, candidate: Path, block_s: float, as_json: bool) -> None:
+def try_command(task: str, candidate: Path, who: str, parent: str | None, block_s: float, as_json: bool) -> None:
     """Judge CANDIDATE.py, a file with `def kernel(...)` of the reference's signature.
 
     It runs in a process of its own, and is right, honest and timed against eager and Inductor, or it is rejected with
-    the reason. Exits with 0 where it is accepted and with 1 where it is not.
+    the reason. Exits with 0 where it is accepted and with 1 where it is not. Where TASK belongs to a run, the verdict
+    goes on record, and a file that was judged before is not judged again.
     """
-    folder = find_task(task)
-    try:
-        source = candidate.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{candidate}: cannot be read as text ({error}); expected a Python file") from error
-    from ..optimizer.judge import Judge
-
-    with Judge(folder, block_s=block_s) as judge:
-        verdict = judge.verdict(source)
+    source = read_candidate(candidate)
+    verdict = judged(task, source, who, parent, block_s)
     if as_json:
         print_json(verdict.to_dict())
     else:
         print_verdict(verdict)
     click.get_current_context().exit(0 if verdict.accepted else 1)
+
+
+command.add_command(submit_command)
 
 
 @command.command("show")
@@ -127,27 +124,3 @@ def log_command(task: str, as_json: bool) -> None:
     record = Task.load(folder / "task.json")
     with history(folder) as ledger:
         print_log(ledger, ledger.attempts(record.fingerprint) if ledger else (), as_json=as_json)
-
-
-def print_verdict(verdict: Verdict) -> None:
-    """Print the decision, what each stage saw, and the race where there was one."""
-    from rich.table import Table
-
-    out = results()
-    if verdict.accepted:
-        out.print("[bold green]accepted[/]")
-    else:
-        out.print(f"[bold red]rejected[/] at {verdict.stage}:", end=" ")
-        out.print(verdict.reason or "", markup=False, soft_wrap=True)
-    stages = Table("stage", "passed", "seconds", box=None, pad_edge=False)
-    for stage in verdict.stages:
-        stages.add_row(stage.stage, "yes" if stage.passed else "no", f"{stage.seconds:.2f}")
-    out.print(stages)
-    for race in verdict.races:
-        times = ", ".join(f"{arm.name} {arm.median_us:.1f} us" for arm in race.arms)
-        gains = ", ".join(f"{i.median:.2f}x {name} ({i.low:.2f} to {i.high:.2f})" for name, i in race.speedup.items())
-        out.print(f"{race.case}: {times}; {gains}", markup=False, soft_wrap=True)
-    if verdict.speedup is not None:
-        now = verdict.speedup
-        out.print(f"against the best rival: {now.median:.2f}x ({now.low:.2f} to {now.high:.2f}, 99%)", soft_wrap=True)
-    out.print(f"isolation: {verdict.isolation}", markup=False, soft_wrap=True)

@@ -26,6 +26,7 @@ from ..models.workload import Workload, as_calls
 from ..profiler.record import record, trace_paths
 from ..profiler.recording import Profile
 from ..profiler.tensorboard import write_tensorboard
+from .agent_guide import write_agent_guide
 from .integrate import integrate
 from .results import Report
 from .run_directory import Run, RunDirectory, Stage
@@ -116,6 +117,7 @@ def extract_stage(
     progress("extract", 1, 2, f"timing the nodes of {len(found.graphs)} graph(s)")
     extraction = extract(profile.model, found, profile, directory.tasks, top=settings.top)
     extraction.save(directory.extraction)
+    write_agent_guide(directory.folder, directory.run.model, extraction.tasks)
     progress("extract", 2, 2, f"{len(extraction.tasks)} task(s)")
     return extraction
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ...models.errors import EnvironmentMissing
-from ...models.llm_budget import LlmPrice
 from ...models.hide_keys import scrub
+from ...models.llm_budget import LlmPrice
 
 Message = Mapping[str, str]
 Trouble = Literal["no key", "model", "quota", "refused", "too long", "busy", "time-out", "server", "unreachable"]
