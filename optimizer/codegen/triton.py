@@ -2,18 +2,27 @@
 
     program = lower(reference, example_inputs)
     for knobs in knob_space(program):
-        source = emit(program, knobs)      # a Python file with `kernel(*inputs)`; needs torch and triton only
+        source = emit(program, knobs)      # a Python file with `kernel(*inputs)`; it needs torch and triton only
 
-`kernel` plans once for each combination of shapes, strides and dtypes: it merges axes, chooses the tile, and keeps the
-launch. A region without reductions is a tile of rows by columns a program (one row, if everything is dense); one with
-reductions holds its rows whole in registers up to `whole` columns, wider ones go through a loop in as few passes as the
-reductions allow, with a maximum and the sum of exponentials below it taken in one. All reductions run in a fixed order.
+`kernel` plans once for each combination of shapes, strides and dtypes: it merges axes, chooses tile and form, and keeps
+the launch. Where nothing is reduced, a program has a tile of rows by columns, one row if everything is dense. Where
+something is, rows up to `whole` columns are held in registers and read once; wider ones go through a loop in as few
+passes as the reductions allow, a maximum and the sum of exponentials below it together; rows that begin at odd places
+are peeled to alignment; where rows are few, or memory runs down the rows, several programs share them and another kernel
+combines their parts. All sums run in a fixed order: the same input gives the same bits.
+
+Lengths do not compile anew: sizes are plain integers, of which Triton knows whether they are 1 or divisible by 16; tile
+sizes are powers of two of the width. Offsets of rows have 64 bits, those inside a tile 32 unless the tensor needs more.
+
+Unlike C++ on the CPU, an index out of range raises no IndexError: a GPU has no way to, and an assertion would take the
+whole process's context down. Such a lane reads no memory; it yields NaN for floats and 0 for integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 from .fuse import one_plus
@@ -109,6 +118,7 @@ def emit(program: LoopProgram, knobs: TritonKnobs) -> str:
     return f'"""A loop program in Triton ({turned})."""\n\n{description}\n\n{_body(program, knobs)}'
 
 
+@lru_cache(maxsize=256)
 def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
     """Return all but the comments; knobs that have no bearing on the program are not in it."""
     program = _fuse(program)

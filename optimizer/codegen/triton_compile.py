@@ -12,16 +12,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 from ...models.errors import EnvironmentMissing
 from ...models.record import Record
+from .child import Child, Died, Message, answer_requests
 
 REGISTERS_A_PROCESSOR = 65536  # of every NVIDIA GPU since Kepler; a program that needs more cannot start
 
@@ -41,7 +42,7 @@ class Target(Record):
 
         if not torch.cuda.is_available():
             return None
-        its = torch.cuda.get_device_properties(torch.cuda.current_device())
+        its: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         return cls(its.major * 10 + its.minor, its.multi_processor_count, its.shared_memory_per_block_optin)
 
 
@@ -52,6 +53,9 @@ class Tensor(Record):
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+
+Cases = Sequence[Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -87,17 +91,46 @@ class Build(Record):
         return self.error or next((why for k in self.kernels if (why := k.trouble(target))), None)
 
 
-def compile_all(
-    sources: Sequence[str], cases: Sequence[Sequence[Tensor]], target: Target, *, workers: int | None = None
-) -> Iterator[Build]:
-    """Yield what became of each source, in their order, compiled for the launches that all cases lead to.
+class Compilers:
+    """Processes that compile, one candidate each at a time; they start with the first candidate."""
 
-    Raises EnvironmentMissing where Triton, or the disassembler it brings, is not installed.
-    """
-    disassembler()
-    count = max(1, min(workers or os.cpu_count() or 1, len(sources)))
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(compile_one, sources, [cases] * len(sources), [target] * len(sources))
+    def __init__(self, workers: int | None = None) -> None:
+        """Raises EnvironmentMissing where Triton, or the disassembler it brings, is not installed."""
+        disassembler()
+        self._count = workers or os.cpu_count() or 1
+        self._idle: SimpleQueue[Child] = SimpleQueue()
+        for _ in range(self._count):
+            self._idle.put(Child(__name__))
+
+    def builds(self, sources: Sequence[str], cases: Cases, target: Target) -> list[Build]:
+        """Return what became of each source, compiled for the launches that all cases lead to."""
+        with ThreadPoolExecutor(self._count) as threads:
+            return list(threads.map(lambda source: self._build(source, cases, target), sources))
+
+    def _build(self, source: str, cases: Cases, target: Target) -> Build:
+        started, child = time.monotonic(), self._idle.get()
+        try:
+            tensors = [[t.to_dict() for t in case] for case in cases]
+            return Build.from_dict(child.ask({"source": source, "cases": tensors, "target": target.to_dict()}))
+        except Died as died:
+            return Build((), f"compiling: {died}", time.monotonic() - started)
+        finally:
+            self._idle.put(child)
+
+    def close(self) -> None:
+        """End the processes."""
+        for _ in range(self._count):
+            self._idle.get().close()
+
+
+def serve() -> None:
+    """Answer with what became of each source."""
+
+    def answer(request: Message) -> Message:
+        cases = [[Tensor.from_dict(t) for t in case] for case in request["cases"]]
+        return compile_one(request["source"], cases, Target.from_dict(request["target"])).to_dict()
+
+    answer_requests(answer)
 
 
 def disassembler() -> Path:
@@ -113,7 +146,7 @@ def disassembler() -> Path:
     return path
 
 
-def compile_one(source: str, cases: Sequence[Sequence[Tensor]], target: Target) -> Build:
+def compile_one(source: str, cases: Cases, target: Target) -> Build:
     """Return what becomes of one source. Only in a process that runs no kernels: it replaces Triton's driver."""
     import torch
 
@@ -174,7 +207,7 @@ def offline(target: Target) -> Iterator[list[Compiled]]:
     kept, driver = torch.cuda.get_device_properties, triton.runtime.driver._active
     triton.runtime.driver.set_active(_driver(target))
     JITFunction.run = run
-    torch.cuda.get_device_properties = properties
+    setattr(torch.cuda, "get_device_properties", properties)  # noqa: B010  mypy knows its type
     try:
         yield made
     finally:

@@ -8,101 +8,49 @@ show the absence of races, and its times mean nothing.
 from __future__ import annotations
 
 import importlib.util
-import io
-import os
-import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...models.errors import HotswapError
+from .child import Child, Died, Message, answer_requests
 
 
-class Misbehaved(HotswapError):
-    """The candidate raised, returned no tensors, or took the child down; the message says which."""
+class Misbehaved(Exception):
+    """The candidate raised, returned no tensors, or took the interpreter down; the message says which."""
 
 
 class Interpreter:
-    """A child that interprets one candidate after another; started when first needed, and again if it died."""
+    """Interprets one candidate after another in a child."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = Child(__name__, {"TRITON_INTERPRET": "1"})
 
     def run(self, source: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return what the candidate's `kernel` makes of CPU tensors; raise Misbehaved where it makes nothing."""
-        child = self._child
-        if child is None or child.poll() is not None:
-            child = self._child = self._start()
-        assert child.stdin is not None
-        assert child.stdout is not None
         try:
-            _send(child.stdin, {"source": source, "inputs": list(inputs)})
-            answer = _receive(child.stdout)
-        except (EOFError, BrokenPipeError):
-            raise Misbehaved(f"the interpreter ended with status {child.wait()}, as after a wild access") from None
+            answer = self._child.ask({"source": source, "inputs": list(inputs)})
+        except Died as died:
+            raise Misbehaved(f"{died}, as after a wild access") from None
         if "error" in answer:
             raise Misbehaved(answer["error"])
         return tuple(answer["outputs"])
 
     def close(self) -> None:
-        if self._child is not None:
-            for pipe in (self._child.stdin, self._child.stdout):
-                if pipe is not None:
-                    pipe.close()
-            self._child.kill()
-            self._child.wait()
-            self._child = None
-
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
-        code = f"from {__name__} import serve; serve()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-        )
-
-
-def _send(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    buffer = io.BytesIO()
-    torch.save(message, buffer)
-    data = buffer.getvalue()
-    pipe.write(struct.pack("<q", len(data)) + data)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> dict[str, Any]:
-    head = pipe.read(8)
-    if len(head) < 8:
-        raise EOFError
-    (length,) = struct.unpack("<q", head)
-    message: dict[str, Any] = torch.load(io.BytesIO(pipe.read(length)), weights_only=True)
-    return message
+        self._child.close()
 
 
 def serve() -> None:
-    """Answer requests on standard input until it ends; what candidates print goes to standard error."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    """Answer with the outputs of each candidate, or with what it raised."""
     repair()
     loaded: dict[str, Callable[..., Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        while True:
-            try:
-                request = _receive(sys.stdin.buffer)
-            except EOFError:
-                return
-            _send(answers, _answer(request, loaded, Path(folder)))
+        answer_requests(lambda request: _answer(request, loaded, Path(folder)))
 
 
-def _answer(request: dict[str, Any], loaded: dict[str, Callable[..., Any]], folder: Path) -> dict[str, Any]:
+def _answer(request: Message, loaded: dict[str, Callable[..., Any]], folder: Path) -> Message:
     source = request["source"]
     try:
         if source not in loaded:
@@ -206,7 +154,7 @@ def _repair_reductions(interpreter: Any) -> None:
     """Take the combining functions of `triton_device.py` as whole-array functions: one by one takes minutes."""
     import numpy as np
 
-    known = {
+    known: dict[str, Any] = {
         "larger": np.max, "smaller": np.min, "times": np.prod, "either": np.any, "both": np.all,
     }  # fmt: skip
     operation = interpreter.ReduceOps

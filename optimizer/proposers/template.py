@@ -1,20 +1,28 @@
-"""Offer a region as one loop nest: lower it once, emit C++ for one setting of the knobs after another.
+"""Offer a region as one loop nest: lower it once, write it in the language of its device for one setting after another.
 
-Starts with the settings of `knob_space`; once one was accepted, it varies one knob at a time around the best.
+Starts with the settings of the language's best guesses; once one was accepted, it varies one knob at a time around the
+best. What runs on a GPU is compiled ahead of time on the CPU's cores, and what spills registers or does not fit is not
+offered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
 
 from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ..attempt import Attempt
 from ..candidate import Candidate
-from ..codegen.cpp import CppKnobs, emit, knob_space, neighbours
+from ..codegen.language import TRITON, Language, language_of
 from ..codegen.lower import Unsupported, lower
 from ..codegen.program import LoopProgram
+from ..codegen.triton_check import Screen
+from ..codegen.triton_compile import Target
 
 # Knobs do not change what is computed: a program rejected twice is wrong, not badly tuned.
 REJECTIONS_ALLOWED = 2
@@ -22,44 +30,72 @@ REJECTIONS_ALLOWED = 2
 
 @dataclass
 class Template:
-    """Proposes loop nests for one loaded task. reason: why the region is none, None if it is or nobody asked yet."""
+    """Proposes loop nests for one loaded task.
+
+    reason: why there is none, None if there is or nobody asked yet. refused: why a candidate was not offered, by hash.
+    """
 
     loaded: LoadedTask
     name: str = "template"
     reason: str | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    screen: Screen | None = field(default=None, repr=False)
     _program: LoopProgram | None = field(default=None, repr=False)
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting nobody tried, None when all were, the region is no loop nest or the device no CPU."""
+        """Return the next setting nobody tried; None when all were, or the region is no loop nest."""
         own = [a for a in history if a.proposer == self.name]
-        program = self._lowered(task)
-        if program is None or (not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED):
+        language = language_of(task.device)
+        program = self._lowered(task, language)
+        if program is None or language is None:
             return None
-        tried = {a.source_hash for a in own}
+        if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
+            return None
         timed = [a for a in own if a.accepted and a.median_us is not None]
         best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
-        for knobs in self._settings(program, best):
-            candidate = Candidate(
-                emit(program, knobs), self.name, best.source_hash if best else None, dict(knobs.as_dict())
-            )
-            if candidate.hash not in tried:
-                return candidate
+        offers = self._offers(language, program, best, {a.source_hash for a in own})
+        if language is TRITON:
+            return self._screened(task, offers)
+        return offers[0] if offers else None
+
+    def _offers(
+        self, language: Language, program: LoopProgram, best: Attempt | None, tried: set[str]
+    ) -> list[Candidate]:
+        parent = best.source_hash if best else None
+        sources = language.sources(program, best.knobs if best else None)
+        made = [Candidate(source, self.name, parent, dict(knobs.as_dict())) for knobs, source in sources]
+        return [c for c in made if c.hash not in tried and c.hash not in self.refused]
+
+    def _screened(self, task: Task, offers: list[Candidate]) -> Candidate | None:
+        """Return the first candidate that fits the device, compiling as many ahead as there are cores."""
+        self.screen = self.screen or Screen(task, Target.here() or Target())
+        waiting = iter(offers)
+        while batch := list(islice(waiting, os.cpu_count() or 1)):
+            builds = self.screen.builds([c.source for c in batch])
+            for candidate, build in zip(batch, builds, strict=True):
+                trouble = build.trouble(self.screen.target)
+                if trouble is None:
+                    return candidate
+                self.refused[candidate.hash] = trouble
+                self.reason = f"{len(self.refused)} settings were not offered, the last because of {trouble}"
         return None
 
-    @staticmethod
-    def _settings(program: LoopProgram, best: Attempt | None) -> Iterator[CppKnobs]:
-        if best is None:
-            yield from knob_space(program)
-        else:
-            yield from neighbours(program, CppKnobs.from_dict(best.knobs))
-
-    def _lowered(self, task: Task) -> LoopProgram | None:
+    def _lowered(self, task: Task, language: Language | None) -> LoopProgram | None:
         if self._program is None and self.reason is None:
-            if task.device != "cpu":
-                self.reason = f"device {task.device}: C++ is for the CPU"
+            if language is None:
+                self.reason = f"device {task.device}: no language for it"
                 return None
             try:
-                self._program = lower(self.loaded.reference, self.loaded.inputs(0))
+                self._program = lower(self.loaded.reference, examples(self.loaded))
             except Unsupported as why:
                 self.reason = str(why)
         return self._program
+
+
+def examples(loaded: LoadedTask) -> list[torch.Tensor]:
+    """Return inputs to trace with: on the task's device, or without data where this machine has no such device."""
+    task = loaded.task
+    if task.device == "cpu" or torch.cuda.is_available():
+        return loaded.inputs(0)
+    specs = task.cases[0].inputs
+    return [torch.empty_strided(s.shape, s.stride, dtype=getattr(torch, s.dtype), device="meta") for s in specs]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from loop_regions import layer_norm
 from torch import Tensor
@@ -14,6 +14,9 @@ from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate
 from hotswap.optimizer.codegen.cpp import CppKnobs
+from hotswap.optimizer.codegen.triton import TritonKnobs
+from hotswap.optimizer.codegen.triton_check import Screen
+from hotswap.optimizer.codegen.triton_compile import Build, Cases, Compiled, Target
 from hotswap.optimizer.proposers.template import Template
 from hotswap.optimizer.verdict import Verdict
 
@@ -114,8 +117,51 @@ def test_a_region_that_is_no_loop_nest_is_declined_with_the_reason() -> None:
     assert "aten.mm" in template.reason
 
 
-@pytest.mark.parametrize("device", ["cuda:0"])
-def test_other_devices_are_declined(device: str) -> None:
-    template = Template(loaded(device=device))
+def test_a_device_nobody_writes_for_is_declined() -> None:
+    template = Template(loaded(device="xpu:0"))
     assert offered(template, 5.0) == []
-    assert template.reason == "device cuda:0: C++ is for the CPU"
+    assert template.reason == "device xpu:0: no language for it"
+
+
+class Compilers:
+    """Stands in for the compilers: candidates with these values of `each` spill."""
+
+    def __init__(self, *spilling: int) -> None:
+        self.spilling = spilling
+        self.asked: list[str] = []
+
+    def builds(self, sources: Sequence[str], cases: Cases, target: Target) -> list[Build]:
+        self.asked += sources
+        assert [t.shape for t in cases[0]] == [(4, 24), (24,), (24,)]
+        return [Build((Compiled("_tile", 32, 8 * self._spills(s), 0, 4),), None, 1.0) for s in sources]
+
+    def _spills(self, source: str) -> bool:
+        return any(f"EACH = {each}\n" in source for each in self.spilling)
+
+
+def on_gpu(*spilling: int) -> tuple[Template, Compilers]:
+    task, compilers = loaded(device="cuda:0"), Compilers(*spilling)
+    return Template(task, screen=Screen(task.task, Target(), compilers)), compilers  # type: ignore[arg-type]
+
+
+def test_a_gpu_is_offered_triton() -> None:
+    template, _ = on_gpu()
+    first, second = offered(template, 5.0, 4.0)
+    assert "@triton.jit" in first.source
+    assert first.knobs == TritonKnobs().as_dict()
+    assert len(set(second.knobs.items()) - set(first.knobs.items())) == 1
+
+
+def test_what_spills_is_not_offered_and_said() -> None:
+    template, _ = on_gpu(16, 32)
+    candidates = offered(template, *([5.0] * 60))
+    assert candidates
+    assert not {16, 32} & {c.knobs["each"] for c in candidates}
+    assert set(template.refused.values()) == {"_tile: 8 bytes of registers spilled"}
+    assert "were not offered" in (template.reason or "")
+
+
+def test_nothing_is_compiled_twice() -> None:
+    template, compilers = on_gpu(16)
+    offered(template, *([5.0] * 20))
+    assert len(set(compilers.asked)) == len(compilers.asked)

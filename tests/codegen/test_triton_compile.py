@@ -1,0 +1,90 @@
+"""Candidates are compiled for a GPU that is not there, and what does not fit it is told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from loop_regions import REGIONS
+
+from hotswap.optimizer.codegen.lower import lower
+from hotswap.optimizer.codegen.triton import TritonKnobs, emit
+from hotswap.optimizer.codegen.triton_compile import Build, Compiled, Compilers, Target, Tensor
+
+TARGET = Target(90, 132, 232448)
+
+
+@pytest.fixture(scope="module")
+def compilers() -> Iterator[Compilers]:
+    made = Compilers(1)
+    yield made
+    made.close()
+
+
+def dense(*shape: int, dtype: str = "bfloat16") -> Tensor:
+    return Tensor(dtype, shape, tuple(torch.empty(shape, device="meta").stride()))
+
+
+def built(compilers: Compilers, region: str, *inputs: Tensor, knobs: TritonKnobs | None = None) -> Build:
+    found = next(r for r in REGIONS if r.name == region)
+    program = lower(found.reference, found.inputs(6, 24, torch.bfloat16))
+    (build,) = compilers.builds([emit(program, knobs or TritonKnobs())], [inputs], TARGET)
+    return build
+
+
+@pytest.mark.parametrize(
+    ("region", "inputs", "kernels"),
+    [
+        ("rms_norm", (dense(2, 2048, 4096), dense(4096)), ["_tile"]),
+        ("swiglu", (dense(2, 2048, 4096), dense(2, 2048, 4096)), ["_tile"]),
+        ("log_softmax", (dense(2, 2048, 50257),), ["_peel"]),
+        ("logsumexp", (dense(2, 1, 1000000),), ["_split0", "_split1"]),
+        ("cross_entropy", (dense(4096, 32000), dense(4096, dtype="int64")), ["_loop"]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_region_compiles_for_its_shapes_without_spills(
+    compilers: Compilers, region: str, inputs: tuple[Tensor, ...], kernels: list[str]
+) -> None:
+    build = built(compilers, region, *inputs)
+    assert build.trouble(TARGET) is None
+    assert [k.name for k in build.kernels] == kernels
+    assert all(16 <= k.registers <= 128 and k.stack == 0 for k in build.kernels)
+
+
+def test_too_much_in_too_few_registers_is_told(compilers: Compilers) -> None:
+    build = built(compilers, "log_softmax", dense(1, 4096, 65536), knobs=TritonKnobs(whole=65536, each=64))
+    assert "bytes of registers spilled" in (build.trouble(TARGET) or "")
+
+
+def test_more_shared_memory_or_registers_than_there_are_is_told() -> None:
+    assert Compiled("k", 32, 0, 232449, 4).trouble(TARGET) == "k: 232449 bytes of shared memory, 232448 are there"
+    assert Compiled("k", 128, 0, 0, 32).trouble(TARGET) == "k: 128 registers for each of 1024 threads"
+    assert Compiled("k", 64, 0, 232448, 32).trouble(TARGET) is None
+
+
+def test_what_does_not_compile_is_told_and_the_next_one_compiles(compilers: Compilers) -> None:
+    source = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def odd(x):
+    tl.store(x + tl.arange(0, 3), 1.0)
+
+def kernel(x):
+    odd[(1,)](x)
+    return x
+"""
+    bad, dead = compilers.builds([source, "import os\nos._exit(3)"], [[dense(8)]], TARGET)
+    assert "power of 2" in (bad.trouble(TARGET) or "")
+    assert dead.trouble(TARGET) == "compiling: the process ended with status 3"
+    assert built(compilers, "gelu", dense(2, 8, 4096)).trouble(TARGET) is None
+
+
+def test_a_new_length_of_the_same_kind_is_not_another_kernel(compilers: Compilers) -> None:
+    region = next(r for r in REGIONS if r.name == "rms_norm")
+    source = emit(lower(region.reference, region.inputs(6, 24, torch.bfloat16)), TritonKnobs())
+    cases = [[dense(2, length, 4096), dense(4096)] for length in (2048, 2047, 1999, 4096)]
+    (build,) = compilers.builds([source], cases, TARGET)
+    assert len(build.kernels) == 1
