@@ -1,82 +1,119 @@
-"""Search every task of a run within one budget, the most attainable gain first; write how each ended."""
+"""Search every task of a run within one budget, the most attainable gain a second first; write how each ended."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypedDict
 
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, Task, task_folder
-from ..models.errors import InputError
 from ..models.progress import Progress
 from ..models.settings import Settings
-from ..optimizer.candidate import Proposer
-from ..optimizer.judge.hall import Hall
-from ..optimizer.judge.judge import Judge
+from ..optimizer.campaign import Campaign, Plan, Standing
+from ..optimizer.court import Pace
+from ..optimizer.executors import Executor, Inline
 from ..optimizer.ledger import Ledger
-from ..optimizer.proposers.cpu_attention import CpuAttention
-from ..optimizer.proposers.packed_linear import PackedLinear
-from ..optimizer.proposers.template import Template
-from ..optimizer.search import search
+from ..optimizer.llm.prompt import Setting
+from ..optimizer.llm.proposer import LlmProposer
+from ..optimizer.llm.service import LlmService
+from ..optimizer.llm.start import start_llm
+from ..optimizer.proposers.lifted import Lifted
+from ..optimizer.proposers.offered import proposers
+from ..optimizer.verdict import Race
 from ..optimizer.winner import Winner
+from ..profiler.limits import measure
+from .llm_note import JOURNAL, save_account
 from .run_directory import RunDirectory
 
 # A task whose floor would make the whole model faster by less than this cannot be told from noise in the model.
 _COULD_MOVE_THE_MODEL = 1.005
-# Under this much of the budget a judge cannot even start its rivals.
-_LEAST_SECONDS = 3.0
 _LONG_BUDGET_S = 300.0
+_NO_TIME = "the budget ended before it was tried"
 
 
-def search_tasks(directory: RunDirectory, extraction: Extraction, settings: Settings, progress: Progress) -> None:
-    """Write `winners/<task>.json` for every task; one that is there already is not searched again."""
-    ends = time.monotonic() + settings.budget_s
-    with Ledger(directory.ledger) as ledger, ExitStack() as until_done:
-        hall: Hall | None = None
-        for rank, task in enumerate(extraction.tasks):
-            path = directory.winners / f"{task.name}.json"
-            if path.exists():
-                continue
-            seconds = _portion(extraction.tasks[rank:], ends - time.monotonic())
-            reason = _not_worth_it(task, seconds)
-            if reason is not None:
-                _left_alone(task, reason).save(path)
-                continue
-            folder = task_folder(directory.tasks, rank, task)
-            # One for all tasks, and none where there is nothing to search: it takes seconds to start.
-            hall = hall or until_done.enter_context(Hall(device=task.device))
-            try:
-                winner = _search_one(folder, ledger, hall, seconds, settings, progress)
-            except InputError as error:  # the judge refuses a task that proves nothing, and says what it lacks
-                winner = _left_alone(task, str(error))
-            winner.save(path)
+def search_tasks(
+    directory: RunDirectory,
+    extraction: Extraction,
+    settings: Settings,
+    progress: Progress,
+    executor: Executor | None = None,
+) -> None:
+    """Write `winners/<task>.json` for every task; one that is there already is not searched again.
+
+    executor: where candidates are judged, this process unless given.
+    """
+    with ExitStack() as until_done:
+        ledger = until_done.enter_context(Ledger(directory.ledger))
+        llm = start_llm(settings, directory.folder / JOURNAL)
+        if llm is not None:
+            until_done.callback(lambda: save_account(directory.folder, llm.account()))
+            until_done.callback(llm.close)
+        judging = executor or Inline(settings.threads)
+        if executor is None:
+            until_done.callback(judging.close)
+        plans = list(_plans(directory, extraction, settings, ledger, llm))
+        campaign = Campaign(
+            plans,
+            ledger=ledger,
+            executor=judging,
+            budget_s=settings.budget_s,
+            done=lambda task, winner: winner.save(_path(directory, task)),
+            refused=lambda task, why: _left_alone(task, why).save(_path(directory, task)),
+            watch=functools.partial(_watch, progress, llm),
+            least_gain=_COULD_MOVE_THE_MODEL - 1,
+        )
+        campaign.run()
+        for plan in plans:
+            if not _path(directory, plan.task).exists():
+                _left_alone(plan.task, _NO_TIME).save(_path(directory, plan.task))
 
 
-def _search_one(
-    folder: Path, ledger: Ledger, hall: Hall, seconds: float, settings: Settings, progress: Progress
-) -> Winner:
+def _plans(
+    directory: RunDirectory, extraction: Extraction, settings: Settings, ledger: Ledger, llm: LlmService | None
+) -> Sequence[Plan]:
+    """Return what is to be searched; tasks that are not worth it end here."""
+    plans = []
+    for rank, task in enumerate(extraction.tasks):
+        if _path(directory, task).exists():
+            continue
+        reason = _not_worth_it(task)
+        if reason is not None:
+            _left_alone(task, reason).save(_path(directory, task))
+            continue
+        folder = task_folder(directory.tasks, rank, task)
+        step_us = task.eager_us / task.share if task.share else task.eager_us
+        make = functools.partial(_proposers, folder, ledger.source, llm)
+        plans.append(Plan(folder, task, make, _pace(settings, task), step_us))
+    return plans
+
+
+def _proposers(
+    folder: Path, source: Callable[[str], str], llm: LlmService | None, baseline: Race
+) -> Sequence[Proposer]:
+    """Return who proposes for a task, in the order of equals."""
     loaded = load_task(folder)
-    proposers: list[Proposer] = [PackedLinear(loaded), CpuAttention(loaded), Template(loaded)]
-    with Judge(folder, hall=hall, **_pace(settings, loaded.task)) as judge:
-        return search(folder, ledger=ledger, judge=judge, proposers=proposers, seconds=seconds, progress=progress)
+    if llm is not None:
+        setting = Setting(loaded.task, loaded.source, measure(loaded.task.device), baseline)
+        proposers.append(LlmProposer(setting, llm, source))
+    return [*proposers, Lifted(source, [p.name for p in proposers[:3]])]
 
 
-def _portion(tasks: Sequence[Task], left_s: float) -> float:
-    """Return the first task's seconds of what is left: by its share of the attainable gain still ahead."""
-    gains = [max(t.gain_us, 0.05 * t.eager_us) for t in tasks]
-    return left_s * gains[0] / sum(gains) if sum(gains) else 0.0
+def _watch(progress: Progress, llm: LlmService | None, standing: Standing) -> None:
+    spent = f"; {llm.model}: {llm.spent()}" if llm is not None else ""
+    progress("search", min(standing.seconds, standing.budget_s), standing.budget_s, f"{standing.doing}{spent}")
 
 
-def _not_worth_it(task: Task, seconds: float) -> str | None:
+def _path(directory: RunDirectory, task: Task) -> Path:
+    return directory.winners / f"{task.name}.json"
+
+
+def _not_worth_it(task: Task) -> str | None:
     if task.kind == "memory" and task.ceiling < _COULD_MOVE_THE_MODEL:
         return f"even at its floor the model would gain {100 * (task.ceiling - 1):.2f}%, less than can be measured"
     if task.kind == "anchor" and task.share < _COULD_MOVE_THE_MODEL - 1:
         return f"{100 * task.share:.2f}% of the step: less than can be measured in the model"
-    if seconds < _LEAST_SECONDS:
-        return "the budget ended before it was tried"
     return None
 
 
@@ -94,11 +131,3 @@ def _pace(settings: Settings, task: Task) -> Pace:
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
     return {"block_s": 0.03, "rounds": 10 if len(task.cases) == 1 else 6, "pool_bytes": 24 << 20}
-
-
-class Pace(TypedDict):
-    """How the judge times: seconds of a block, blocks a side, bytes of timed input sets."""
-
-    block_s: float
-    rounds: int
-    pool_bytes: int | None
