@@ -12,6 +12,7 @@ from ..extractor.task import Extraction, Task, task_folder
 from ..models.progress import Progress
 from ..models.settings import Settings
 from ..optimizer.campaign import Campaign, Plan, Standing
+from ..optimizer.candidate import Proposer
 from ..optimizer.court import Pace
 from ..optimizer.executors import Executor, Inline
 from ..optimizer.ledger import Ledger
@@ -94,10 +95,12 @@ def _proposers(
 ) -> Sequence[Proposer]:
     """Return who proposes for a task, in the order of equals."""
     loaded = load_task(folder)
+    found = proposers(loaded)
+    lifted = Lifted(source, [p.name for p in found])
     if llm is not None:
         setting = Setting(loaded.task, loaded.source, measure(loaded.task.device), baseline)
-        proposers.append(LlmProposer(setting, llm, source))
-    return [*proposers, Lifted(source, [p.name for p in proposers[:3]])]
+        found.append(LlmProposer(setting, llm, source))
+    return [*found, lifted]
 
 
 def _watch(progress: Progress, llm: LlmService | None, standing: Standing) -> None:
