@@ -72,6 +72,10 @@ class Request:
         from ..integrator.run_directory import RunDirectory
         from ..models.settings import rows
 
+        if self.settings.llm is not None:
+            from ..optimizer.llm.start import check_llm
+
+            check_llm(self.settings)
         values = {name: value for name, value, _ in rows(self.settings) if value != "-" and name != "out"}
         load = {name: getattr(self, name) for name in ("random_weights", "trust_remote_code", "inputs")}
         return RunDirectory.create(

@@ -25,6 +25,7 @@ from .ablate import ablate
 from .blocks import Pace, Timed, warm
 from .compose import headline_us, op_rows, predicted_speedup, skipped_rows, stories, waterfall
 from .export import Made, export
+from .llm_note import llm_notes
 from .measure import compiled_arm, grad_mode, many_rounds, measure, model_arm, pace_for
 from .patch import Patch
 from .report.render import write
@@ -303,7 +304,7 @@ def _compose(
         matmul_tflop_s=profile.limits.matmul_tflop_s,
         coverage=extraction.covered,
         breaks=extraction.breaks,
-        notes=(*profile.notes, *extraction.notes, *found.notes),
+        notes=(*profile.notes, *extraction.notes, *llm_notes(directory.folder), *found.notes),
         environment=environment(),
         patched="patched" if (directory.patched / "__init__.py").exists() else None,
         command=command,

@@ -52,10 +52,15 @@ class Explaining(Protocol):
 
 @runtime_checkable
 class Waiting(Protocol):
-    """A proposer whose answers take time: while `waiting`, nothing now does not mean nothing more."""
+    """A proposer whose answers take time: while `waiting`, nothing now does not mean nothing more.
+
+    answered: whether an answer came since it was last asked.
+    """
 
     @property
     def waiting(self) -> bool: ...
+    @property
+    def answered(self) -> bool: ...
     def wait(self, seconds: float) -> None: ...
 
 
@@ -128,15 +133,23 @@ class Hunt:
 
     def attempt(self, candidate: Candidate) -> None:
         """Put a candidate before the judge and on record; keep it as the parent where its gain clears the noise."""
-        number = self._ledger.begin(self.task, candidate, self._environment)
-        verdict = self._judge.verdict(candidate.source)
+        number = self.begin(candidate)
+        self.finish(number, candidate, self._judge.verdict(candidate.source))
+
+    def begin(self, candidate: Candidate) -> int:
+        """Put on record that a candidate is being judged, and return the attempt's number."""
+        self._seen.add(candidate.hash)
+        return self._ledger.begin(self.task, candidate, self._environment)
+
+    def finish(self, number: int, candidate: Candidate, verdict: Verdict) -> Attempt:
+        """Put the verdict on record; keep the candidate as the parent where its gain clears the noise."""
         kept = replaces(verdict, self.parent.verdict if self.parent else None)
         done = self._ledger.finish(number, verdict, median_us=median_us(verdict), kept=kept)
-        self._seen.add(candidate.hash)
         self.history.append(done)
         if kept:
             self.parent = done
             write_text(self._folder / "kernel.py", candidate.source)
+        return done
 
     def standing(self) -> str:
         won = self.parent.verdict.speedup if self.parent and self.parent.verdict else None

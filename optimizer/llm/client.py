@@ -56,12 +56,13 @@ class Client:
         """Why nothing more is asked, None while it may be."""
         return self._reason
 
-    def stop(self, reason: str) -> None:
-        """Ask nothing more, and wake whoever waits; the first reason stands."""
+    def stop(self, reason: str, *, trouble: bool = True) -> None:
+        """Ask nothing more, and wake whoever waits; the first reason stands, and is said where it is a trouble."""
         with self._lock:
             if self._reason is None:
                 self._reason = reason
-                logger.info("the language model is asked nothing more: %s", reason)
+                level = logging.WARNING if trouble else logging.INFO
+                logger.log(level, "%s; the search goes on without the language model", reason)
         self._closing.set()
 
     def ask(self, messages: Sequence[Message], **note: str) -> Reply:
@@ -99,7 +100,7 @@ class Client:
             return self.meter.reserve(messages, self._answer_tokens, note)
         except BudgetSpent as spent:
             reason = f"budget: {spent}"
-            self.stop(reason)
+            self.stop(reason, trouble=False)
             raise Stopped(reason) from None
 
     def _account_for(self, error: DoorError, reserved: Reservation) -> None:

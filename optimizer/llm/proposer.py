@@ -45,9 +45,14 @@ class LlmProposer:
         """Whether answers are on their way, so that nothing now does not mean nothing more."""
         return bool(self._talks)
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is something to look at: an answer, or one that was kept back."""
+        return bool(self._ready) or any(talk.done.is_set() for talk, _ in self._talks)
+
     def wait(self, seconds: float) -> None:
         """Return when an answer has come, or after `seconds`."""
-        self._service.wait(lambda: any(t.done.is_set() for t, _ in self._talks), seconds)
+        self._service.wait(lambda: self.answered, seconds)
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next answer that is new, None where none is there now; `waiting` says whether some will come."""

@@ -14,6 +14,7 @@ from .replies import MalformedError, candidate_source
 
 _REPLY_SHOWN_BACK = 24_000
 _JOIN_S = 1.0
+OVER = "the search is over"
 
 _AGAIN = """\
 That reply cannot be used: {reason}.
@@ -112,7 +113,7 @@ class LlmService:
 
     def close(self) -> None:
         """Ask nothing more and let go of what is under way; what it costs stays reserved."""
-        self.client.stop("the search is over")
+        self.client.stop(OVER, trouble=False)
         for thread in self._threads:
             thread.join(_JOIN_S / max(len(self._threads), 1))
 
