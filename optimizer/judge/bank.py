@@ -87,7 +87,7 @@ class Bank:
         """Return what must come out for these inputs; the graph is traced once for each set of shapes and layouts."""
         key = _shape_key(variant)
         if key not in self._oracles:
-            self._oracles[key] = Oracle(self.loaded.reference, inputs)
+            self._oracles[key] = Oracle(self.loaded.reference, inputs, self.task.size_symbols)
         with torch.no_grad():
             return targets(self.loaded.reference, self._oracles[key], inputs, self.generator)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
+
+from .chunks import Change, Runner, Symbol, chunked
 
 _ATEN = torch.ops.aten
 # half_to_float=True asks for fp32 from half, which fp64 input makes an error; in fp64 both mean the same.
@@ -24,26 +26,49 @@ _SELECT = {
 
 
 class Oracle:
-    """The reference traced at one set of shapes. terms: the longest sum in it."""
+    """The reference traced at one set of shapes. terms: the longest sum in it.
 
-    def __init__(self, reference: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> None:
-        from torch.fx.experimental.proxy_tensor import make_fx
+    symbols: the task's size symbols, along which a reference too large for memory may be evaluated in chunks.
+    """
 
-        self._gm = make_fx(reference, decomposition_table=_decompositions())(*inputs)
+    def __init__(
+        self,
+        reference: Callable[..., tuple[Tensor, ...]],
+        inputs: Sequence[Tensor],
+        symbols: Sequence[Symbol] = (),
+    ) -> None:
+        self.chunks = chunked(lambda given: _trace(reference, given, "fake"), inputs, symbols, _InDouble)
+        self._gm = self.chunks.whole if self.chunks else _trace(reference, inputs, "real")
         self.terms = _terms(self._gm)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs in fp64; integers and booleans as they are."""
-        outputs = _InDouble(self._gm).run(*[_double(t) for t in inputs])
+    def __call__(self, inputs: Sequence[Tensor], change: Change | None = None) -> tuple[Tensor, ...]:
+        """Return the outputs in fp64; integers and booleans as they are.
+
+        change: made of every input, or of every piece of it, on the way; None takes them as they are.
+        """
+        change = change or _double
+        if self.chunks:
+            return self.chunks.run(inputs, _InDouble, change)
+        outputs = _InDouble(self._gm).run(*[change(t) for t in inputs])
         return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
 
-class _InDouble(fx.Interpreter):
+def _trace(
+    reference: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], mode: Literal["real", "fake"]
+) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(reference, decomposition_table=_decompositions(), tracing_mode=mode)(*inputs)
+
+
+class _InDouble(Runner):
     def run_node(self, n: fx.Node) -> Any:
         return _double(super().run_node(n))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = _double_dtypes(args), _double_dtypes(kwargs)
+        if self.device is not None:
+            kwargs = {k: self.device if isinstance(v, torch.device) else v for k, v in kwargs.items()}
         if target in _SOFTMAXES:
             args = (*args[:2], False)
         return super().call_function(target, args, kwargs)

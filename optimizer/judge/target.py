@@ -8,6 +8,7 @@ the reference's own error plus the same allowances. A more accurate kernel lies 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,23 +49,19 @@ def targets(
     """Return what each output must be for these inputs. The inputs are not changed, whatever the reference does."""
     outputs = reference(*inputs)
     exacts = oracle(inputs)
-    moved = oracle(_moved(inputs, oracle.terms, generator))
+    moved = oracle(inputs, functools.partial(_moved, terms=oracle.terms, generator=generator))
     return tuple(_target(o, exact, other, oracle.terms) for o, exact, other in zip(outputs, exacts, moved, strict=True))
 
 
-def _moved(inputs: Sequence[Tensor], terms: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the inputs, each value moved by its own part of eps(fp32) x sqrt(terms), most of them up."""
-    moved = []
-    for given in inputs:
-        if given.is_floating_point():
-            by = torch.rand(given.shape, generator=generator, device=given.device).mul_(1.5).sub_(0.5).to(torch.float64)
-            wide = given.to(torch.float64)
-            step = wide * by.mul_(_accumulator_eps(given.dtype) * math.sqrt(terms))
-            # Infinite and huge values are masks: moving them would make nan of a difference that means nothing.
-            moved.append(torch.where(wide.abs() < 1e30, wide + step, wide))
-        else:
-            moved.append(given)
-    return moved
+def _moved(given: Tensor, terms: int, generator: torch.Generator) -> Tensor:
+    """Return an input, or a piece of it, each value moved by its part of eps(fp32) x sqrt(terms), most of them up."""
+    if not given.is_floating_point():
+        return given
+    by = torch.rand(given.shape, generator=generator, device=given.device).mul_(1.5).sub_(0.5).to(torch.float64)
+    wide = given.to(torch.float64)
+    step = wide * by.mul_(_accumulator_eps(given.dtype) * math.sqrt(terms))
+    # Infinite and huge values are masks: moving them would make nan of a difference that means nothing.
+    return torch.where(wide.abs() < 1e30, wide + step, wide)
 
 
 def _target(out: Tensor, exact: Tensor, moved: Tensor, terms: int) -> Target:
