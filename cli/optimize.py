@@ -14,28 +14,38 @@ from .places import find_run
 from .request import Request, resumable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from ..integrator.compile_tasks import TaskCheck
     from ..optimizer.winner import Winner
 
-EXAMPLES = examples("hotswap optimize last --budget 10m", "hotswap optimize runs/minilm --json")
+EXAMPLES = examples("hotswap optimize last --budget 10m", "hotswap optimize runs/minilm --compile-only")
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("run", metavar="RUN")
 @settings_options(*SEARCH_SETTINGS, config=False)
+@click.option("--compile-only", is_flag=True, help="Compile GPU candidates, print what they take, and run nothing.")
 @json_option
-def command(run: str, as_json: bool, **flags: Any) -> None:
+def command(run: str, compile_only: bool, as_json: bool, **flags: Any) -> None:
     """Search for faster kernels for the tasks of RUN, which `hotswap extract` made; needs no model.
 
     Every attempt goes before the judge and into the ledger (`hotswap show RUN:TASK`); a task that has its winner is not
     searched again. `hotswap integrate RUN` goes on from here.
+
+    With --compile-only nothing is judged and no GPU is needed: each task's loop nests are compiled for this machine's
+    GPU, or where there is none for compute capability 9.0, and listed with registers, spills and shared memory.
     """
     from ..extractor.task import Extraction
+    from ..integrator.compile_tasks import check_run
     from ..integrator.run_directory import RunDirectory
     from ..integrator.search_tasks import search_tasks
     from ..integrator.winners import load_winners
 
+    if compile_only:
+        directory = RunDirectory.open(find_run(run))
+        print_checked(check_run(directory, Extraction.load(directory.extraction)), as_json=as_json)
+        return
     with resumable(RunDirectory.open(find_run(run))) as directory, progress() as bars:
         if not directory.done("extract"):
             raise RecordError(f"{directory.folder}: has no tasks yet; `hotswap resume {directory.folder}` makes them")
@@ -49,6 +59,32 @@ def command(run: str, as_json: bool, **flags: Any) -> None:
         return
     print_winners(winners)
     note(f"next     hotswap integrate {directory.folder}")
+
+
+def print_checked(tasks: Iterator[TaskCheck], *, as_json: bool) -> None:
+    """Print every kernel of every setting, task by task as they are compiled."""
+    from rich.table import Table
+
+    if as_json:
+        print_json({"tasks": [task.to_dict() for task in tasks]})
+        return
+    for task in tasks:
+        if task.reason is not None:
+            results().print(f"{task.task}: {task.reason}\n")
+            continue
+        table = Table("setting", "kernel", "warps", "registers", "spilled B", "shared B", box=None, pad_edge=False)
+        table.title, table.title_justify = task.task, "left"
+        table.add_column("not tried because", overflow="fold")
+        usual = task.settings[0].knobs
+        for setting in task.settings:
+            turned = ", ".join(f"{k}={v}" for k, v in setting.knobs.items() if v != usual[k]) or "best guess"
+            for kernel in setting.build.kernels:
+                figures = (kernel.warps, kernel.registers, kernel.stack, kernel.shared)
+                table.add_row(turned, kernel.name, *map(str, figures), kernel.trouble(task.target) or "")
+            if setting.build.error is not None:
+                table.add_row(turned, "", "", "", "", "", setting.build.error)
+        results().print(table)
+        results().print()
 
 
 def print_winners(winners: Sequence[Winner]) -> None:

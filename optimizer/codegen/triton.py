@@ -8,8 +8,8 @@
 the launch. Where nothing is reduced, a program has a tile of rows by columns, one row if everything is dense. Where
 something is, rows up to `whole` columns are held in registers and read once; wider ones go through a loop in as few
 passes as the reductions allow, a maximum and the sum of exponentials below it together; rows that begin at odd places
-are peeled to alignment; where rows are few, or memory runs down the rows, several programs share them and another kernel
-combines their parts. All sums run in a fixed order: the same input gives the same bits.
+are peeled to alignment; where rows are few, or memory runs down the rows, several programs share them and another
+kernel combines their parts. All sums run in a fixed order: the same input gives the same bits.
 
 Lengths do not compile anew: sizes are plain integers, of which Triton knows whether they are 1 or divisible by 16; tile
 sizes are powers of two of the width. Offsets of rows have 64 bits, those inside a tile 32 unless the tensor needs more.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from ...extractor.task import Task
+from ...models.record import Record
+from .language import TRITON
+from .program import LoopProgram
 from .triton_compile import Build, Compilers, Target, Tensor
 
 
@@ -25,6 +29,26 @@ class Screen:
         fresh = [s for s in dict.fromkeys(sources) if s not in self._builds]
         self._builds.update(zip(fresh, self._compilers.builds(fresh, self._cases, self.target), strict=True))
         return [self._builds[s] for s in sources]
+
+
+@dataclass(frozen=True)
+class Checked(Record):
+    """One setting of a task's template before any GPU: what it compiled to, and why it would not be tried, if so."""
+
+    task: str
+    knobs: dict[str, str | int | bool]
+    build: Build
+    trouble: str | None
+
+
+def check(task: Task, program: LoopProgram, screen: Screen) -> list[Checked]:
+    """Return what every setting of the first guesses compiles to, for the shapes of a task."""
+    offers = list(TRITON.sources(program))
+    builds = screen.builds([source for _, source in offers])
+    return [
+        Checked(task.name, dict(knobs.as_dict()), build, build.trouble(screen.target))
+        for (knobs, _), build in zip(offers, builds, strict=True)
+    ]
 
 
 @cache
