@@ -106,6 +106,14 @@ class _Maker:
             "bbox": self.boxes,
             "past_values": self.past_values,
         }
+        # Only where the signature has no default for them: nearly every model could take embeddings instead of ids.
+        self.required_makers: dict[str, Callable[[], Any]] = {
+            "hidden_states": self.hidden_states,
+            "query_embeds": self.embeddings,
+            "inputs_embeds": self.embeddings,
+            "encoder_hidden_states": self.embeddings,
+            "grid_thw": self.grid,
+        }
 
     def kwargs(self) -> dict[str, Any]:
         """Return the inputs the description asks for or, where the signature allows others, what the forward takes."""
@@ -132,7 +140,7 @@ class _Maker:
             raise refused
 
     def made(self, names: Sequence[str]) -> dict[str, Any]:
-        made = {name: self.makers[name]() for name in names}
+        made = {name: (self.makers | self.required_makers)[name]() for name in names}
         if "input_ids" in made and "attention_mask" in self.signature.parameters:
             made["attention_mask"] = torch.ones_like(made["input_ids"])
         if self.takes("use_cache") and (self.seq2seq or self.causal):
@@ -154,18 +162,46 @@ class _Maker:
         towers = {"text_config", "vision_config"} <= set(getattr(self.config, "sub_configs", {}))
         if towers and not self.model.can_generate():
             names += [name for name in ("input_ids", "pixel_values") if name in parameters]
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names += [
-            p.name for p in parameters.values() if p.default is inspect.Parameter.empty and p.kind not in variadic
-        ]
-        names = list(dict.fromkeys(names))
+        required = self.required()
+        if names[0] not in required and required and names[0] not in parameters:
+            names = []  # a part of a larger model that names the whole one's main input
+        names = list(dict.fromkeys([*names, *required]))
         for name in names:
-            if name not in self.makers:
+            if name not in self.makers and name not in self.required_makers:
                 raise InputError(
                     f"{type(self.model).__name__}.forward{shown(self.signature)}: no example can be made for {name!r}; "
                     "give --inputs file.py:fn returning a dict of keyword arguments"
                 )
         return names
+
+    def required(self) -> list[str]:
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = self.signature.parameters.values()
+        return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
+
+    def hidden_states(self) -> torch.Tensor:
+        """Return what goes into a part of a model: the patches of a grid where it takes one, else embeddings."""
+        if "grid_thw" not in self.signature.parameters:
+            return self.embeddings()
+        side = _field(self.config, ("patch_size",))
+        if not isinstance(side, int):
+            raise InputError(f"{type(self.model).__name__}: its config has no patch_size; give --inputs file.py:fn")
+        channels = _field(self.config, ("in_channels", "num_channels", "in_chans")) or 3
+        frames = _field(self.config, ("temporal_patch_size",)) or 1
+        return self.normal((int(self.grid().prod()), channels * frames * side * side))
+
+    def grid(self) -> torch.Tensor:
+        """Return the grid of one image: frames, rows and columns of patches, in whole merged ones."""
+        side = 4 * int(_field(self.config, ("spatial_merge_size",)) or 2)
+        return torch.tensor([[1, side, side]], device=self.device)
+
+    def embeddings(self) -> torch.Tensor:
+        """Return a sequence of vectors as wide as the model's own."""
+        width = _field(self.config, ("hidden_size", "d_model", "embed_dim"))
+        if not isinstance(width, int):
+            raise InputError(f"{type(self.model).__name__}: its config has no hidden_size; give --inputs file.py:fn")
+        batch, length = ENCODER_SHAPE
+        return self.normal((self.sizes.batch or batch, self.sizes.length or length, width))
 
     def input_ids(self) -> torch.Tensor:
         batch, length = CAUSAL_SHAPE if self.causal else ENCODER_SHAPE

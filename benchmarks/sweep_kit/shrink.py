@@ -16,7 +16,9 @@ Fields = dict[str, Any]
 
 MOST_STAGES = 8
 
-_LAYERS = re.compile(r"layers?$|^n_layers?$|depths?$|_blocks$|^num_blocks|blocks_per|layers_per|_layers_|num_stacks")
+_LAYERS = re.compile(
+    r"layers?$|^n_layers?$|depths?$|_blocks$|_repeats$|^num_blocks|blocks_per|layers_per|_layers_|num_stacks"
+)
 _HEADS = re.compile(r"heads$|^n_head$|num_head|head_num")
 _WIDTH = re.compile(
     r"(size|dim|dims|width|channels|embd|embed|filters|hidden|model|inner|ffn|ff|rank|state|upsample_group)s?$"
@@ -63,11 +65,13 @@ def ladder() -> Iterator[Reduction]:
 
 def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
     """Return a config's fields, those of the configs inside it too, with every number reduced as `how` says."""
+    stages = {len(v) for v in fields.values() if isinstance(v, list) and v and not isinstance(v[0], str)}
     layers = _layer_count(fields)
+    if layers in stages and layers <= MOST_STAGES:
+        layers = 0  # it says how long another list is
     kept = _kept_layers(fields, layers, how)
     vocab = next((v for k, v in fields.items() if k == "vocab_size" and isinstance(v, int)), None)
     made: Fields = {}
-    stages = {len(v) for v in fields.values() if isinstance(v, list) and v and not isinstance(v[0], str)}
     for name, value in fields.items():
         if isinstance(value, Mapping) and layers and value and all(str(key).isdigit() for key in value):
             made[name] = {key: value[old] for key, old in _renumbered(value, kept)}
@@ -77,6 +81,13 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
             made[name] = value  # how many stages there are, as the length of a list of theirs tells
         elif isinstance(value, list | tuple):
             made[name] = _list(name, list(value), layers, kept, how)
+        elif (
+            isinstance(value, float)
+            and value > 1.0
+            and how.layers
+            and re.search(r"depth_(coefficient|multiplier)", name)
+        ):
+            made[name] = 1.0
         elif isinstance(name, str) and isinstance(value, int) and not isinstance(value, bool):
             made[name] = _number(name, value, kept, how)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -46,6 +48,8 @@ def trial(limits: Limits, *, derive: bool) -> Callable[[str], Row]:
     """Return what makes the row of one name, to be called in a process of its own."""
 
     def work(name: str) -> Row:
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
         origin, _, which = name.partition(":")
         if origin == "elsewhere":
             return try_model(name, lambda: (elsewhere.workload(which), "as written"), limits, derive=derive)

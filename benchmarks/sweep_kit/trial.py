@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,8 +66,6 @@ class _Trail:
 def try_model(name: str, build: Build, limits: Limits, *, derive: bool = True) -> Row:
     """Return the row of one model; never raises but for what ends a process. derive: verify on derived inputs too."""
     trail = _Trail()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
     try:
         outcome, why = _go(trail, build, limits, derive)
     except _WrongError as error:
