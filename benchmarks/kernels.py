@@ -91,11 +91,12 @@ def main() -> int:
     if asked.table:
         print(markdown(results.rows))
         return 0
+    torch.set_grad_enabled(False)  # compiled code is guarded by it: once for all, else it compiles twice
     started = time.monotonic()
     limits = measure(device)
     results.limits = limits.to_dict()
     effort = _effort(asked, device)
-    longest, done = 0.0, set()
+    longest, done, failed = 0.0, set(), 0
     for row in rows(tuple(DTYPES[d] for d in asked.dtypes)):
         row = _shrunk(row) if device == "cpu" else row
         if row.title in done or (results.holds(row) and not asked.fresh) or not _wanted(row, asked.only):
@@ -105,14 +106,20 @@ def main() -> int:
         if begun - started + longest > asked.seconds:
             print(f"{asked.seconds:.0f} s are spent; the same command goes on from here", file=sys.stderr)
             break
-        made = measured(row, device, limits, effort)
-        results.add(made)
+        try:
+            results.add(made := measured(row, device, limits, effort))
+        except RuntimeError as error:  # out of memory, or a device in a state that only a new process mends
+            failed += 1
+            print(f"{row.title}: {type(error).__name__}: {str(error).splitlines()[0][:300]}", file=sys.stderr)
+            if failed > 1:
+                return 3
+            continue
         if device != "cpu":
             torch.cuda.empty_cache()
         longest = max(longest, time.monotonic() - begun)
         print(_line(row, made, time.monotonic() - begun), flush=True)
     print(results.path)
-    return 0
+    return 3 if failed else 0
 
 
 def _effort(asked: argparse.Namespace, device: str) -> Effort:
@@ -164,7 +171,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="shorter blocks and searches")
     parser.add_argument("--blocks", type=int, help="interleaved blocks a side (8)")
     parser.add_argument("--block-seconds", type=float, help="least length of a block (0.2)")
-    parser.add_argument("--search-seconds", type=float, help="search of our kernel, a row (20)")
+    parser.add_argument("--search-seconds", type=float, help="search of our kernel, a row (10)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row that would end later")
     parser.add_argument("--liger", type=Path, help="folder that holds liger_kernel, where it is not installed")
     parser.add_argument("--starters", type=Path, help="folder of published starter kernels (kernel_fn in NAME.py)")

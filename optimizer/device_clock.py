@@ -112,7 +112,8 @@ def _record(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph):
+        # Only what this thread does counts: compilers of other threads may touch the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(rounds):
                 for number, inputs in enumerate(sets):
                     held[number] = function(*inputs)

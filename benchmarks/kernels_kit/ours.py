@@ -21,8 +21,11 @@ from hotswap.extractor.load_task import LoadedTask, load_function
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate, Proposer
+from hotswap.optimizer.codegen.triton_compile import Build, Target
 from hotswap.optimizer.judge.oracle import Oracle
-from hotswap.optimizer.judge.target import Target, misfit, targets
+from hotswap.optimizer.judge.target import Target as Wanted
+from hotswap.optimizer.judge.target import misfit, targets
+from hotswap.optimizer.proposers.apart import Apart
 from hotswap.optimizer.proposers.attention_choice import AttentionChoice
 from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
 from hotswap.optimizer.proposers.gemv import Gemv
@@ -171,10 +174,19 @@ class Search:
         return misfit(got, wanted) or unlike(call(*self._loaded.given), self._wanted)
 
     @functools.cached_property
-    def _exact(self) -> tuple[list[Tensor], tuple[Target, ...]]:
+    def _exact(self) -> tuple[list[Tensor], tuple[Wanted, ...]]:
         inputs = self._row.inputs("cpu", 5, rows=_CHECKED_ROWS)
         reference = self._row.family.reference
         return inputs, targets(reference, Oracle(reference, inputs), inputs, torch.Generator().manual_seed(7))
+
+
+class _Unscreened:
+    """Lets every candidate through: what is interpreted is not compiled for a GPU."""
+
+    target = Target()
+
+    def builds(self, sources: Sequence[str]) -> list[Build]:
+        return [Build((), None, 0.0) for _ in sources]
 
 
 def proposers(loaded: LoadedTask) -> list[Proposer]:
@@ -185,7 +197,8 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
         PaddedLinear(loaded),
         AttentionChoice(loaded),
         Gemv(loaded),
-        Template(loaded),
+        Apart(loaded),
+        Template(loaded, screen=_Unscreened() if interpreted() else None),  # type: ignore[arg-type]
     ]
 
 

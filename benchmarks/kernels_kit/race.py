@@ -32,7 +32,7 @@ class Effort:
     arms: tuple[str, ...]
     blocks: int = 8
     block_seconds: float = 0.2
-    search_seconds: float = 20.0
+    search_seconds: float = 10.0
     starters: Path | None = None
     seed: int = 0
 
