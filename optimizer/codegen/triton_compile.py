@@ -6,6 +6,7 @@ nothing. Registers and stack come from the machine code, shared memory from Trit
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -81,10 +82,15 @@ class Compiled(Record):
 
 @dataclass(frozen=True)
 class Build(Record):
-    """What became of one candidate: its kernels, or the error that compiling it ended with. seconds: all of it."""
+    """What became of one candidate: its kernels, or the error that compiling it ended with.
+
+    launches: hash of machine code, grids and numbers; candidates in which it is equal do the same on these shapes.
+    seconds: all of it.
+    """
 
     kernels: tuple[Compiled, ...]
     error: str | None
+    launches: str
     seconds: float
 
     def trouble(self, target: Target) -> str | None:
@@ -113,7 +119,7 @@ class Compilers:
             tensors = [[t.to_dict() for t in case] for case in cases]
             return Build.from_dict(child.ask({"source": source, "cases": tensors, "target": target.to_dict()}))
         except Died as died:
-            return Build((), f"compiling: {died}", time.monotonic() - started)
+            return Build((), f"compiling: {died}", "", time.monotonic() - started)
         finally:
             self._idle.put(child)
 
@@ -167,7 +173,11 @@ def compile_one(source: str, cases: Cases, target: Target) -> Build:
         except Exception as raised:  # the candidate's own, or the compiler's about it
             lines = [line for line in str(raised).splitlines() if line.strip()]
             error = f"{type(raised).__name__}: {lines[-1].strip() if lines else ''}"
-    return Build(tuple(dict.fromkeys(made)), error, time.monotonic() - started)
+    return Build(tuple(dict.fromkeys(k for k, _ in made)), error, _launches(made), time.monotonic() - started)
+
+
+def _launches(made: list[tuple[Compiled, str]]) -> str:
+    return hashlib.sha256("\n".join(text for _, text in made).encode()).hexdigest()
 
 
 def _load(path: Path) -> Any:
@@ -182,18 +192,19 @@ def _load(path: Path) -> Any:
 
 
 @contextmanager
-def offline(target: Target) -> Iterator[list[Compiled]]:
-    """Let launches compile for `target` and do nothing else; yields the list that fills with what was compiled."""
+def offline(target: Target) -> Iterator[list[tuple[Compiled, str]]]:
+    """Let launches compile for `target` and do nothing else; yields a list that fills with kernels and launches."""
     import torch
     import triton
     from triton.runtime.jit import JITFunction
 
-    made: list[Compiled] = []
+    made: list[tuple[Compiled, str]] = []
     launch = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         compiled = launch(self, *args, grid=grid, warmup=True, **options)
-        made.append(_described(compiled))
+        numbers = [a for a in (*args, *options.values()) if isinstance(a, int | float)]
+        made.append((_described(compiled), f"{_code(compiled)} {grid} {numbers}"))
         return compiled
 
     def properties(_: Any = None) -> Any:
@@ -259,6 +270,12 @@ def _driver(target: Target) -> Any:
             return None
 
     return Offline()
+
+
+def _code(compiled: Any) -> str:
+    """Return the assembly without what it says of the source file."""
+    text: str = compiled.asm["ptx"].partition("\t.section\t.debug")[0]
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith((".loc", ".file", "//")))
 
 
 _USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)")

@@ -40,6 +40,7 @@ class Template:
     reason: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
     screen: Screen | None = field(default=None, repr=False)
+    _first: dict[str, str] = field(default_factory=dict, repr=False)
     _program: LoopProgram | None = field(default=None, repr=False)
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
@@ -74,10 +75,12 @@ class Template:
             builds = self.screen.builds([c.source for c in batch])
             for candidate, build in zip(batch, builds, strict=True):
                 trouble = build.trouble(self.screen.target)
-                if trouble is None:
+                first = self._first.setdefault(build.launches, candidate.hash)
+                if trouble is not None:
+                    self.reason = f"settings were not offered, the last because of {trouble}"
+                elif first == candidate.hash:
                     return candidate
-                self.refused[candidate.hash] = trouble
-                self.reason = f"{len(self.refused)} settings were not offered, the last because of {trouble}"
+                self.refused[candidate.hash] = trouble or f"does the same as {first[:12]}"
         return None
 
     def _lowered(self, task: Task, language: Language | None) -> LoopProgram | None:

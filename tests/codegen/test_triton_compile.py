@@ -88,3 +88,13 @@ def test_a_new_length_of_the_same_kind_is_not_another_kernel(compilers: Compiler
     cases = [[dense(2, length, 4096), dense(4096)] for length in (2048, 2047, 1999, 4096)]
     (build,) = compilers.builds([source], cases, TARGET)
     assert len(build.kernels) == 1
+
+
+def test_settings_that_lead_to_the_same_launches_are_told_to_be_the_same(compilers: Compilers) -> None:
+    inputs = (dense(2, 2048, 4096), dense(4096))
+    usual, unused, other = (
+        built(compilers, "rms_norm", *inputs, knobs=knobs)
+        for knobs in (TritonKnobs(), TritonKnobs(step=2048), TritonKnobs(each=8))
+    )
+    assert usual.launches == unused.launches
+    assert usual.launches != other.launches
