@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..models.errors import RecordError, SpecError
@@ -43,20 +44,34 @@ def tasks(run: Path) -> list[Path]:
 
 
 def find_task(text: str) -> Path:
-    """Return the task folder that `text` names: a path, or `RUN:NAME` with or without the rank before the name."""
+    """Return the task folder that `text` names: a path, or `RUN:NAME` with or without the rank before the name.
+
+    A module's path, an op or a fingerprint names the best task that has it.
+    """
     folder = Path(text)
     if (folder / "task.json").is_file():
         return folder
-    run_text, colon, name = text.rpartition(":")
-    if not colon:
+    # A colon alone: `aten::linear` is one word.
+    parts = re.fullmatch(r"(.*)(?<!:):(?!:)(.*)", text)
+    if parts is None:
         raise SpecError(f"{text}: not a task folder (no task.json in it), nor RUN:NAME")
-    run = find_run(run_text)
+    run, name = find_run(parts[1]), parts[2]
     found = [t for t in tasks(run) if name in (t.name, t.name.partition("-")[2], t.name.partition("-")[0])]
+    found = found or [t for t in tasks(run) if name in _other_names(t)]
     if not found:
         raise SpecError(
             f"{text}: no such task in {run}{_nearest(name, [t.name.partition('-')[2] for t in tasks(run)])}"
         )
     return found[0]
+
+
+def _other_names(task: Path) -> set[str]:
+    """Return what else a task is known by: its fingerprint, the paths of its modules, its ops plain and as ATen's."""
+    from ..extractor.task import Task
+
+    record = Task.load(task / "task.json")
+    ops = {spelled for op in record.ops for spelled in (op, f"aten::{op}")}
+    return {record.fingerprint, *ops, *(site.module for site in record.sites if site.module)}
 
 
 def run_of(task: Path) -> Path | None:

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from small_models import Norm, batch, tiny_llama
 from stand_ins import kernel_calls, winners_of
 from torch import nn
 
 import hotswap
 from hotswap.cli.main import main
+from hotswap.cli.places import find_task
 from hotswap.extractor.capture import capture
 from hotswap.extractor.extract import extract
 from hotswap.extractor.load_task import load_task
 from hotswap.extractor.task import Extraction, task_folder
+from hotswap.integrator.run_directory import RunDirectory
 from hotswap.models.workload import Call, Workload
 from hotswap.optimizer.decision import arm
 from hotswap.optimizer.timing import weighted_rounds
@@ -81,8 +82,9 @@ def test_a12_keyword_arguments_nested_tuples_and_none_are_captured(tmp_path: Pat
     task = extraction.tasks[0]
     assert task.sites[0].module == "att"
     loaded = load_task(task_folder(tmp_path / "tasks", 0, task))
-    given = {spec.name: tensor for spec, tensor in zip(task.cases[0].inputs, loaded.inputs(), strict=True)}
-    assert sorted(tuple(t.shape) for t in given.values()) == [(2, 9, 32), (9, 32), (9, 32)]
+    # Both tables of the nested tuple, and x beside the halves it is cut into.
+    assert [s.shape for s in task.cases[0].inputs].count((9, 32)) == 2
+    assert (2, 9, 32) in {s.shape for s in task.cases[0].inputs}
     torch.testing.assert_close(loaded.reference(*loaded.inputs())[0], Keywords()(x, tables), rtol=0, atol=0)
 
 
@@ -128,20 +130,22 @@ def test_a14_correctness_inputs_are_those_the_model_really_made(tmp_path: Path) 
     assert other.abs().max() > 100
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's, of the second of the two
 def test_a15_a_task_gives_the_dtype_that_very_module_gives(tmp_path: Path) -> None:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     x = batch().bfloat16()
     theirs: nn.Module = LlamaRMSNorm(32)  # type: ignore[no-untyped-call]
-    for number, norm in enumerate((theirs, nn.RMSNorm(32))):
+    for norm, dtype, found in ((theirs, torch.float32, 1), (Norm(), torch.float32, 1), (nn.RMSNorm(32), x.dtype, 0)):
         torch._dynamo.reset()
-        want = norm(x)
-        extraction = extracted(norm, (Call((x,)),), tmp_path / str(number))
-        loaded = load_task(task_folder(tmp_path / str(number) / "tasks", 0, extraction.tasks[0]))
-        assert [s.dtype for s in loaded.task.cases[0].inputs] == (
-            ["bfloat16", "float32"] if number == 0 else [str(t.dtype)[6:] for t in loaded.inputs()]
-        )
-        assert loaded.reference(*loaded.inputs())[0].dtype == want.dtype
+        assert norm(x).dtype == dtype
+        extraction = extracted(norm, (Call((x,)),), tmp_path / type(norm).__name__)
+        # Torch's own writes into an intermediate where dtypes are mixed, which keeps it from being a region.
+        assert len(extraction.tasks) == found, extraction.skipped
+        for rank, task in enumerate(extraction.tasks):
+            loaded = load_task(task_folder(tmp_path / type(norm).__name__ / "tasks", rank, task))
+            assert [s.dtype for s in task.cases[0].inputs] == ["bfloat16", "float32"]
+            assert loaded.reference(*loaded.inputs())[0].dtype == dtype
 
 
 @pytest.mark.parametrize("view", ["columns", "transposed"])
@@ -229,16 +233,20 @@ def test_a26_a_task_has_all_recorded_batch_sizes_with_a_weighted_total(tmp_path:
     assert task.eager_us == pytest.approx(sum(c.eager_us * c.weight for c in task.cases))
 
 
-def test_a10_a_task_is_found_by_rank_and_name_and_a_miss_is_answered_with_what_is_near(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    extraction = extracted(TwoScales(), (Call((batch(),)),), run)
-    (run / "run.json").write_text("{}")
-    name = next(t.name for t in extraction.tasks if t.kind == "anchor")
-    shown = CliRunner().invoke(main, ["show", f"{run}:{name}", "--json"])
-    assert shown.exit_code == 0, shown.output
-    missed = CliRunner().invoke(main, ["show", f"{run}:{name}x"])
-    assert missed.exit_code == 2
-    assert name in missed.output
+def test_a10_a_task_is_found_by_name_op_module_and_fingerprint_and_a_miss_names_what_is_near(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TwoScales()
+    with RunDirectory.create("scales", out=tmp_path / "run", settings={}, sources={}, seed=0) as directory:
+        extraction = extracted(model, (Call((batch(),)),), directory.folder)
+    run = directory.folder
+    linear = next(t for t in extraction.tasks if t.kind == "anchor")
+    for spelled in (linear.name, "linear", "aten::linear", "up", linear.fingerprint):
+        assert find_task(f"{run}:{spelled}").name.endswith(linear.name)
+    assert main(["show", f"{run}:{linear.name[:-1]}"]) == 2
+    said = capsys.readouterr().err
+    assert f"did you mean '{linear.name}'" in said
+    assert said.count("\n") == 1
 
 
 def test_a_llama_is_cut_into_tasks_whose_sites_carry_its_module_paths(tmp_path: Path) -> None:
