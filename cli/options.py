@@ -24,7 +24,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "threads": ("N", "Threads of torch and of CPU kernels."),
     "budget": ("TIME", "Time the search may take: 90s, 10m, 1h."),
     "top": ("N", "How many tasks to work on, those with the most to gain first."),
-    "mode": ("NAME", "What runs around the kernels: auto, eager or inductor."),
+    "mode": ("NAME", "What runs around the kernels: auto, eager, cudagraph, inductor or inductor-cudagraph."),
     "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
     "llm": ("MODEL", "Language model that proposes kernels too, as LiteLLM names it; its key is in the environment."),
     "api_base": ("URL", "OpenAI-compatible server to ask, in place of the provider's own."),

@@ -8,7 +8,7 @@ from typing import Literal
 from ..models.record import Record
 from ..optimizer.verdict import Arm, Interval
 
-Tail = Literal["eager", "inductor"]
+Tail = Literal["eager", "cudagraph", "inductor", "inductor-cudagraph"]
 Outcome = Literal["kernel", "inductor", "left alone", "dropped"]
 
 

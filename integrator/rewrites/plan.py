@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ...extractor.node_ops import carry_sources
 from .attention_backend import ATTENTION_BACKEND
 from .drop_copies import DROP_COPIES
 from .fold_shapes import FOLD_SHAPES
@@ -67,5 +68,7 @@ def _apply_all(gm: fx.GraphModule, setting: Setting, off: Collection[str], notes
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """Return a graph module of the same attributes whose graph may be changed."""
     graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    carry_sources(copies)
     return fx.GraphModule(gm, graph)

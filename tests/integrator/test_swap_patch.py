@@ -250,7 +250,7 @@ def test_what_cannot_be_patched_is_refused_with_what_to_do(net: Net, run: Path, 
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordError, match="no winners"):
         hotswap.patch(net, tmp_path / "empty")
-    with pytest.raises(SpecError, match="expected one of eager, inductor"):
+    with pytest.raises(SpecError, match="expected one of eager, cudagraph, inductor"):
         hotswap.patch(net, run, tail="fast")  # type: ignore[arg-type]
     assert patch_of(net) is None
 

@@ -1,0 +1,88 @@
+"""Make one graph into something that runs, through the tail that was chosen: eager, CUDA graphs, Inductor, or both."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..extractor.node_ops import is_weight
+from .cuda_graphs import GraphReplays, why_not
+from .fresh_outputs import split
+from .graph_device import CudaGraphs, GraphDevice
+from .kernel_site import KernelSite
+from .results import Tail
+
+logger = logging.getLogger(__name__)
+
+Compiled = Callable[..., Any]
+
+CAPTURING: frozenset[Tail] = frozenset({"cudagraph", "inductor-cudagraph"})
+COMPILING: frozenset[Tail] = frozenset({"inductor", "inductor-cudagraph"})
+
+
+@dataclass
+class TailState:
+    """What the graphs of one backend share: the device that captures for them, their kernels' sites, what was refused.
+
+    replays: the captured graphs, for who asks how often they ran. refused: reason to graphs.
+    """
+
+    sites: Iterable[KernelSite] = ()
+    device: GraphDevice | None = None
+    replays: list[GraphReplays] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def run_through(
+    gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState, *, gradients: bool
+) -> Compiled:
+    """Return what runs `gm`. inputs: real ones of its first call, or Dynamo's, with symbols for sizes that may vary."""
+    if tail in CAPTURING:
+        reason = _why_not(gm, tail, inputs, state, gradients=gradients)
+        if reason is None:
+            return _captured(gm, tail, inputs, state)
+        state.refused[reason] += 1
+        logger.warning("a graph is not captured as a CUDA graph: %s", reason)
+    return compiled(gm, inputs) if tail in COMPILING else gm.forward
+
+
+def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+    """Return `gm` through Inductor."""
+    from torch._inductor.compile_fx import compile_fx
+
+    made: Compiled = compile_fx(gm, list(inputs))  # type: ignore[assignment]
+    return made
+
+
+def _why_not(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState, *, gradients: bool) -> str | None:
+    if tail in COMPILING and any(isinstance(v, torch.SymInt) for v in inputs):
+        return "Inductor's code for sizes that vary"
+    return why_not(gm, inputs, gradients=gradients)
+
+
+def _captured(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState) -> Compiled:
+    parts = split(gm)
+    if state.device is None:
+        state.device = CudaGraphs(next(v.device for v in inputs if isinstance(v, torch.Tensor)))
+    run: Compiled = parts.inner.forward
+    plain: Compiled = gm.forward
+    if tail in COMPILING:
+        run = compiled(parts.inner, inputs)
+        plain = _through(run, parts.outer.forward, parts.inputs)
+    weights = [i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder") if is_weight(n)]
+    made = GraphReplays(parts, run, plain, weights, state.device, state.sites)
+    state.replays.append(made)
+    return made
+
+
+def _through(inner: Compiled, outer: Compiled, places: Sequence[int]) -> Compiled:
+    def run(*inputs: Any) -> Any:
+        return outer(*inner(*inputs), *[inputs[i] for i in places])
+
+    return run
