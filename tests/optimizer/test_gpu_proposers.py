@@ -333,19 +333,21 @@ def test_a_knob_that_a_kernel_file_does_not_have_is_an_error() -> None:
         rendered("gemv_kernel.py", {"WARP": "4"}, "")
 
 
-def turned(x: Any, cos: Any) -> torch.Tensor:
+def turned(x: Any, cos: Any, sin: Any) -> torch.Tensor:
     half = x.shape[-1] // 2
-    made: torch.Tensor = x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * cos
+    made: torch.Tensor = x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
     return made
 
 
-def both(q: Any, k: Any, cos: Any) -> tuple[torch.Tensor, ...]:
-    return turned(q, cos.unsqueeze(1)), turned(k, cos.unsqueeze(1))
+def both(q: Any, k: Any, cos: Any, sin: Any) -> tuple[torch.Tensor, ...]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return turned(q, cos, sin), turned(k, cos, sin)
 
 
 def test_outputs_that_are_no_one_loop_nest_are_computed_apart(interpreter: Interpreter) -> None:
     torch.manual_seed(0)
-    given = {"q": torch.randn(2, 3, 5, 8), "k": torch.randn(2, 2, 5, 8), "cos": torch.randn(1, 5, 8)}
+    given = {"q": torch.randn(2, 3, 5, 8), "k": torch.randn(2, 2, 5, 8)}
+    given |= {"cos": torch.randn(1, 5, 8), "sin": torch.randn(1, 5, 8)}
     task = loaded(both, given)
     got = interpreter.run(source_of(Apart(task), task.task), list(given.values()))
     for mine, theirs in zip(got, both(*given.values()), strict=True):
