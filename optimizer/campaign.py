@@ -112,6 +112,12 @@ class Lane:
             p for p in self.proposers if self._asleep.get(id(p)) != accepted or (isinstance(p, Waiting) and p.answered)
         ]
 
+    def ask_ahead(self) -> None:
+        """Let proposers whose answers take time ask for them before they are needed."""
+        for proposer in self.proposers:
+            if isinstance(proposer, Waiting) and self.hunt is not None:
+                proposer.ask_ahead(self.hunt.history)
+
     def sleep(self, proposer: Proposer) -> None:
         self._asleep[id(proposer)] = self._accepted()
 
@@ -264,6 +270,7 @@ class Campaign:
             lane.busy = False
             lane.hunt = Hunt(lane.plan.task, folder, self._ledger, known)
             lane.proposers = list(lane.plan.proposers(lane.hunt.baseline))
+            lane.ask_ahead()
             self._openings.append(self._clock() - begun)
 
         self._under_way[self._executor.open(slot, folder, lane.plan.pace)] = opened
@@ -272,6 +279,7 @@ class Campaign:
         assert lane.hunt is not None
         hunt, lane.busy = lane.hunt, True
         number = hunt.begin(candidate)
+        lane.ask_ahead()
         judging = self._executor.verdict(slot, lane.plan.folder, candidate.source)
 
         def judged(future: Future[Any]) -> None:

@@ -54,13 +54,14 @@ class Explaining(Protocol):
 class Waiting(Protocol):
     """A proposer whose answers take time: while `waiting`, nothing now does not mean nothing more.
 
-    answered: whether an answer came since it was last asked.
+    answered: whether an answer came since it was last asked. ask_ahead: begin what it would need for its next ones.
     """
 
     @property
     def waiting(self) -> bool: ...
     @property
     def answered(self) -> bool: ...
+    def ask_ahead(self, history: Sequence[Attempt]) -> None: ...
     def wait(self, seconds: float) -> None: ...
 
 

@@ -57,7 +57,7 @@ class LlmProposer:
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next answer that is new, None where none is there now; `waiting` says whether some will come."""
         self._gather(history)
-        self._ask_ahead(history)
+        self.ask_ahead(history)
         return self._ready.popleft() if self._ready else None
 
     def _gather(self, history: Sequence[Attempt]) -> None:
@@ -88,7 +88,8 @@ class LlmProposer:
         if self._in_vain >= _NOTHING_NEW:
             self._given_up = f"{self._in_vain} answers in a row held nothing new, the last: {last}"
 
-    def _ask_ahead(self, history: Sequence[Attempt]) -> None:
+    def ask_ahead(self, history: Sequence[Attempt]) -> None:
+        """Have as many requests under way as may be, so that answers come while the judge is at work."""
         while (
             self._given_up is None
             and self._service.free > 0

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from hotswap.models.errors import InputError
 from hotswap.optimizer.candidate import Candidate
+from hotswap.optimizer.court import Pace
 from hotswap.optimizer.verdict import Arm, Interval, Race, Verdict
 
 NOISE = 0.02
+PACE: Pace = {"block_s": 0.1, "rounds": 8, "pool_bytes": None}
 
 
 def kernel(us: float, body: str = "x") -> str:
@@ -54,3 +60,41 @@ class ScriptedJudge:
         timed = race(eager=self.eager, inductor=self.eager / 2, candidate=float(match[1]))
         best = min(timed.speedup.values(), key=lambda i: i.median)
         return Verdict(True, None, None, (), (timed,), best, digest, "none", {})
+
+
+@dataclass
+class ScriptedExecutor:
+    """Judges at once by what the source says; keeps the order of what it was asked. late: answers when told to."""
+
+    slots: int = 1
+    refuse: str = ""
+    asked: list[tuple[int, str, str]] = field(default_factory=list)
+    judge: ScriptedJudge = field(default_factory=ScriptedJudge)
+
+    def open(self, slot: int, folder: Path, pace: Pace) -> Future[list[list[tuple[int, ...]]]]:
+        self.asked.append((slot, folder.name, "open"))
+        answer: Future[list[list[tuple[int, ...]]]] = Future()
+        if folder.name == self.refuse:
+            answer.set_exception(InputError("its inputs prove nothing"))
+        else:
+            answer.set_result([[(1, 384)]])
+        return answer
+
+    def baseline(self, slot: int, folder: Path) -> Future[Race]:
+        return _done(race(eager=20.0, inductor=10.0))
+
+    def verdict(self, slot: int, folder: Path, source: str) -> Future[Verdict]:
+        self.asked.append((slot, folder.name, source))
+        return _done(self.judge.verdict(source))
+
+    def leave(self, slot: int, folder: Path) -> None:
+        self.asked.append((slot, folder.name, "leave"))
+
+    def close(self) -> None:
+        pass
+
+
+def _done(value: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return answer

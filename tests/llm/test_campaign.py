@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted import ScriptedJudge, kernel, race
+from scripted import PACE, ScriptedExecutor, kernel
 
 from hotswap.extractor.task import Task
-from hotswap.models.errors import InputError
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.campaign import Campaign, Plan, Standing
 from hotswap.optimizer.candidate import Candidate, Proposer
-from hotswap.optimizer.court import Pace
 from hotswap.optimizer.ledger import Ledger
 from hotswap.optimizer.proposers.lifted import Lifted, constants
 from hotswap.optimizer.schedule import Option, Rates, best
-from hotswap.optimizer.verdict import Race, Verdict
 from hotswap.optimizer.winner import Winner
-
-PACE: Pace = {"block_s": 0.1, "rounds": 8, "pool_bytes": None}
 
 
 @dataclass
@@ -35,44 +28,6 @@ class Script:
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         return Candidate(self.sources.pop(0), self.name, None, {}) if self.sources else None
-
-
-@dataclass
-class ScriptedExecutor:
-    """Judges at once by what the source says; keeps the order of what it was asked. late: answers when told to."""
-
-    slots: int = 1
-    refuse: str = ""
-    asked: list[tuple[int, str, str]] = field(default_factory=list)
-    judge: ScriptedJudge = field(default_factory=ScriptedJudge)
-
-    def open(self, slot: int, folder: Path, pace: Pace) -> Future[list[list[tuple[int, ...]]]]:
-        self.asked.append((slot, folder.name, "open"))
-        answer: Future[list[list[tuple[int, ...]]]] = Future()
-        if folder.name == self.refuse:
-            answer.set_exception(InputError("its inputs prove nothing"))
-        else:
-            answer.set_result([[(1, 384)]])
-        return answer
-
-    def baseline(self, slot: int, folder: Path) -> Future[Race]:
-        return _done(race(eager=20.0, inductor=10.0))
-
-    def verdict(self, slot: int, folder: Path, source: str) -> Future[Verdict]:
-        self.asked.append((slot, folder.name, source))
-        return _done(self.judge.verdict(source))
-
-    def leave(self, slot: int, folder: Path) -> None:
-        self.asked.append((slot, folder.name, "leave"))
-
-    def close(self) -> None:
-        pass
-
-
-def _done(value: Any) -> Future[Any]:
-    answer: Future[Any] = Future()
-    answer.set_result(value)
-    return answer
 
 
 class Search:

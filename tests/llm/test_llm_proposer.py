@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from chat_server import SECRET, Answer, Asked, ChatServer, Serve
-from scripted import ScriptedJudge, kernel, race, whole
+from scripted import PACE, ScriptedExecutor, ScriptedJudge, kernel, race, whole
 
 from hotswap.extractor.task import Task
 from hotswap.models.llm_budget import LlmBudget, LlmPrice
+from hotswap.optimizer.campaign import Campaign, Plan
 from hotswap.optimizer.ledger import Ledger
 from hotswap.optimizer.llm.client import Client
 from hotswap.optimizer.llm.door import Door
@@ -21,6 +23,7 @@ from hotswap.optimizer.llm.prompt import Setting, playbook
 from hotswap.optimizer.llm.proposer import LlmProposer
 from hotswap.optimizer.llm.service import LlmService
 from hotswap.optimizer.search import search
+from hotswap.optimizer.verdict import Verdict
 from hotswap.optimizer.winner import Winner
 from hotswap.profiler.recording import Limits
 
@@ -226,3 +229,35 @@ def test_the_playbook_shows_the_sections_whose_tags_all_hold() -> None:
     assert "## Matrix units of the CPU" not in gpu
     assert "when:" not in gpu
     assert len(playbook(frozenset({"cuda", "compute"}), 1_500)) <= 1_500
+
+
+def test_with_two_second_answers_and_eight_under_way_the_judge_does_not_wait(
+    bench: Bench, serve: Serve, tmp_path: Path
+) -> None:
+    """A tenth of two seconds here, and 0.05 s a verdict: after the first answer none is waited for."""
+    numbers = iter(range(1000))
+    server = serve(lambda n, a: Answer(whole(kernel(9.0 + next(numbers) / 100)), delay_s=0.2))
+    proposer = bench.proposer(server, parallel=8, requests=40)
+    gaps: list[float] = []
+    ended = [time.monotonic()]
+
+    class TimedExecutor(ScriptedExecutor):
+        def verdict(self, slot: int, folder: Path, source: str) -> Future[Verdict]:
+            gaps.append(time.monotonic() - ended[-1])
+            time.sleep(0.05)
+            answer = super().verdict(slot, folder, source)
+            ended.append(time.monotonic())
+            return answer
+
+    plan = Plan(bench.folder, bench.task, lambda baseline: [proposer], PACE, 600.0)
+    Campaign(
+        [plan],
+        ledger=bench.ledger,
+        executor=TimedExecutor(),
+        budget_s=30.0,
+        done=lambda task, winner: None,
+        refused=lambda task, why: None,
+    ).run()
+    assert len(gaps) == 40
+    # The median: a busy machine may make a few late. A request at a time would be 0.2 s each.
+    assert sorted(gaps[1:])[len(gaps) // 2] < 0.1
