@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from ..optimizer.campaign import Standing
+    from .live import Screen
+
 PLAIN_EVERY_S = 5.0
 WIDTH_UNKNOWN = 200
 
@@ -71,15 +74,22 @@ def progress(*, quiet: bool = False) -> Iterator[Bars]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", style="dim"),
     )
-    with Progress(*columns, console=talk(), transient=False) as live:
-        yield Bars(live, quiet=False)
+    from rich.live import Live
+
+    from .live import Screen
+
+    bars = Progress(*columns, console=talk(), auto_refresh=False)
+    screen = Screen(bars)
+    with Live(screen, console=talk(), refresh_per_second=4):
+        yield Bars(bars, quiet=False, screen=screen)
 
 
 class Bars:
     """One bar for each name it hears; off a terminal, a line when work starts, ends, and every few seconds."""
 
-    def __init__(self, live: Progress | None, *, quiet: bool) -> None:
+    def __init__(self, live: Progress | None, *, quiet: bool, screen: Screen | None = None) -> None:
         self._live = live
+        self._screen = screen
         self._quiet = quiet
         self._bars: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
@@ -94,6 +104,11 @@ class Bars:
                 self._live.update(self._bars[what], note=note)
         elif not self._quiet:
             self._line(what, done, total, note)
+
+    def watch(self, standing: Standing) -> None:
+        """Show how the search stands: a table on a terminal, nothing elsewhere, where the lines say enough."""
+        if self._screen is not None:
+            self._screen.standing = standing
 
     def _line(self, what: str, done: float, total: float, remark: str) -> None:
         now = time.monotonic()

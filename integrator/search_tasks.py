@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, Task, task_folder
 from ..models.progress import Progress
 from ..models.settings import Settings
-from ..optimizer.campaign import Campaign, Plan, Standing
+from ..optimizer.campaign import Campaign, Plan, Standing, Watching
 from ..optimizer.candidate import Proposer
 from ..optimizer.court import Pace
 from ..optimizer.executors import Executor, Inline
@@ -27,6 +28,7 @@ from ..optimizer.winner import Winner
 from ..profiler.limits import measure
 from .llm_note import JOURNAL, save_account
 from .run_directory import RunDirectory
+from .search_scalars import SearchScalars
 
 # A task whose floor would make the whole model faster by less than this cannot be told from noise in the model.
 _COULD_MOVE_THE_MODEL = 1.005
@@ -54,6 +56,7 @@ def search_tasks(
         judging = executor or Inline(settings.threads)
         if executor is None:
             until_done.callback(judging.close)
+        scalars = until_done.enter_context(SearchScalars(directory.tensorboard))
         plans = list(_plans(directory, extraction, settings, ledger, llm))
         campaign = Campaign(
             plans,
@@ -62,7 +65,7 @@ def search_tasks(
             budget_s=settings.budget_s,
             done=lambda task, winner: winner.save(_path(directory, task)),
             refused=lambda task, why: _left_alone(task, why).save(_path(directory, task)),
-            watch=functools.partial(_watch, progress, llm),
+            watch=functools.partial(_watch, progress, llm, scalars),
             least_gain=_COULD_MOVE_THE_MODEL - 1,
         )
         campaign.run()
@@ -103,9 +106,14 @@ def _proposers(
     return [*found, lifted]
 
 
-def _watch(progress: Progress, llm: LlmService | None, standing: Standing) -> None:
-    spent = f"; {llm.model}: {llm.spent()}" if llm is not None else ""
-    progress("search", min(standing.seconds, standing.budget_s), standing.budget_s, f"{standing.doing}{spent}")
+def _watch(progress: Progress, llm: LlmService | None, scalars: SearchScalars, standing: Standing) -> None:
+    if llm is not None:
+        standing = replace(standing, spent=f"{llm.model}: {llm.spent()}")
+    scalars.write(standing)
+    if isinstance(progress, Watching):
+        progress.watch(standing)
+    said = f"; {standing.spent}" if standing.spent else ""
+    progress("search", min(standing.seconds, standing.budget_s), standing.budget_s, f"{standing.doing}{said}")
 
 
 def _path(directory: RunDirectory, task: Task) -> Path:

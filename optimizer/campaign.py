@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ..extractor.task import Task
 from ..models.environment import environment
@@ -45,7 +45,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """How one task stands, for whoever watches. best: against the best rival, None where nothing was accepted."""
+    """How one task stands, for whoever watches.
+
+    best: against the best rival, None where nothing was accepted. left_us, gained_us: of the model's step, step_us.
+    """
 
     task: str
     state: str
@@ -54,17 +57,36 @@ class Row:
     kept: int
     best: float | None
     left_us: float
+    gained_us: float
     step_us: float
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How the whole search stands. seconds, budget_s: passed, and allowed. doing: what was begun last."""
+    """How the whole search stands. seconds, budget_s: passed, and allowed. doing: what was begun last.
+
+    spent: on a language model, in words, empty where none is asked.
+    """
 
     rows: tuple[Row, ...]
     seconds: float
     budget_s: float
     doing: str
+    spent: str = ""
+
+    @property
+    def predicted(self) -> float:
+        """How many times faster the whole model would be with the best kernels so far, by Amdahl."""
+        step_us = max((row.step_us for row in self.rows), default=0.0)
+        left = step_us - sum(row.gained_us for row in self.rows)
+        return step_us / left if left > 0 else 1.0
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A listener that wants the whole standing, not one line of it."""
+
+    def watch(self, standing: Standing) -> None: ...
 
 
 class _Known:
@@ -132,7 +154,10 @@ class Lane:
         accepted, kept = sum(a.accepted for a in history), sum(a.kept for a in history)
         best_so_far = won.median if won is not None else None
         name = self.plan.task.name
-        return Row(name, state, len(history), accepted, kept, best_so_far, self.left_us, self.plan.step_us)
+        left = self.left_us
+        task = self.plan.task
+        gained = max(task.eager_us - task.floor_us - left, 0.0) if parent is not None else 0.0
+        return Row(name, state, len(history), accepted, kept, best_so_far, left, gained, self.plan.step_us)
 
     def finish(self) -> Winner:
         assert self.hunt is not None
