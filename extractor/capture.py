@@ -18,6 +18,7 @@ from torch import fx
 from ..models.errors import InputError, ModelRaised
 from ..models.workload import Call, Workload, own_copy
 from ..profiler.step import undisturbed
+from .faithful import difference
 from .regions import Region, find_regions
 
 
@@ -57,6 +58,10 @@ class _Recorder:
         self.graphs: list[CapturedGraph] = []
         self.call_name = ""
 
+    def ran(self) -> tuple[CapturedGraph, ...]:
+        """Return the graphs that ran: a first run inside Dynamo's frame may differ from later ones (lazy buffers)."""
+        return tuple(graph for graph in self.graphs if graph.runs)
+
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
         return self.record(gm, "")
 
@@ -92,37 +97,46 @@ def capture(workload: Workload) -> Capture:
     Where the whole model gives none, its modules are captured one by one. Raises InputError when a call does not fit
     the forward, ModelRaised when the model itself raises.
     """
-    recorder = _Recorder()
     for call in workload.calls:
         _check_fit(call, workload.model)
+    if isinstance(workload.model, torch.jit.ScriptModule):
+        lost = "TorchScript, which Dynamo does not trace: capture the Python model it was made from"
+        return Capture(workload, (), (), (f"no graph of the model: {lost}",), "module")
     with capture_settings(), torch.set_grad_enabled(workload.mode == "training"):
-        scripted = isinstance(workload.model, torch.jit.ScriptModule)
-        if scripted:
-            lost = "TorchScript, which Dynamo does not trace: capture the Python model it was made from"
-        else:
-            _run_calls(torch.compile(workload.model, backend=recorder), recorder, workload)
-            lost = "; ".join(_break_lines()) or "Dynamo gave no reason"
+        whole, lost = _capture_whole(workload)
         breaks = tuple(_break_lines())
-        # A first run inside Dynamo's frame may differ from later ones (lazy buffers); only graphs that ran count.
-        graphs = tuple(g for g in recorder.graphs if g.runs)
-        if graphs:
-            return Capture(workload, graphs, breaks, ())
-        if not scripted:
-            _capture_modules(recorder, workload)
-    graphs = tuple(g for g in recorder.graphs if g.runs)
+        if lost is None:
+            return Capture(workload, whole, breaks, ())
+        recorder = _Recorder()
+        _capture_modules(recorder, workload)
+    graphs = recorder.ran()
     rest = f"captured {len(graphs)} of its modules by themselves" if graphs else "nor of any of its modules"
     return Capture(workload, graphs, breaks, (f"no graph of the whole model ({lost}); {rest}",), "module")
 
 
-def _run_calls(model: Any, recorder: _Recorder, workload: Workload) -> None:
+def _capture_whole(workload: Workload) -> tuple[tuple[CapturedGraph, ...], str | None]:
+    """Return the graphs of the whole model, and why they will not do, None where they will."""
+    recorder = _Recorder()
+    outputs = _run_calls(torch.compile(workload.model, backend=recorder), recorder, workload)
+    if not recorder.ran():
+        return (), "; ".join(_break_lines()) or "Dynamo gave no reason"
+    off = difference(_run_calls(workload.model, recorder, workload), outputs)
+    return recorder.ran(), f"while it is traced it computes something else: {off}" if off else None
+
+
+def _run_calls(model: Any, recorder: _Recorder, workload: Workload) -> list[Any]:
+    """Return the outputs of the workload's calls; what `recorder` sees run is counted for them."""
+    outputs = []
     with undisturbed(workload.model, workload.mode):
+        torch.manual_seed(0)
         for call in workload.calls:
             recorder.call_name = call.name
             args, kwargs = own_copy((call.args, dict(call.kwargs)))
             try:
-                model(*args, **kwargs)
+                outputs.append(model(*args, **kwargs))
             except Exception as error:  # the user's model may raise anything
                 raise ModelRaised(f"{call.name}: the model raised {type(error).__name__}: {_said(error)}") from error
+    return outputs
 
 
 def _capture_modules(recorder: _Recorder, workload: Workload) -> None:

@@ -89,6 +89,8 @@ def _drafts(capture: Capture, times: dict[int, dict[fx.Node, float]], runs: dict
     found: dict[str, _Draft] = defaultdict(_Draft)
     for graph in capture.graphs:
         for region in graph.regions:
+            if any(0 in example(node).shape for node in region.inputs):
+                continue  # recorded empty: there is nothing to do, and nothing to learn its other sizes from
             us = sum(times[graph.index].get(n, 0.0) for n in region.nodes)
             found[region.fingerprint].places.append(_Place(graph, region, us, runs[graph.index]))
     return list(found.values())

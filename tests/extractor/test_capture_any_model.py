@@ -115,3 +115,34 @@ def test_a_function_of_numpy_stands_in_no_region() -> None:
     assert all(node_kinds(graph.gm)[node] is NodeKind.BARRIER for node in of_numpy)
     assert not any(set(of_numpy) & set(region.nodes) for region in graph.regions)
     assert graph.regions
+
+
+class OtherwiseWhileTraced(nn.Module):
+    """Takes another way while Dynamo looks, as code that asks `is_compiling` may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * (2.0 if torch.compiler.is_compiling() else 1.0)
+
+
+def test_graphs_that_compute_something_else_than_the_model_are_not_used() -> None:
+    found = captured(OtherwiseWhileTraced(), torch.randn(4, 8))
+    assert found.way == "module"
+    assert {graph.module for graph in found.graphs} == {"body"}
+    assert "while it is traced it computes something else" in found.notes[0]
+
+
+class NothingLeft(nn.Module):
+    """Slices all rows away before its last ops."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x) * 2.0, torch.sigmoid(x[len(x) :]) * 3.0
+
+
+def test_a_region_recorded_empty_is_no_task(tmp_path: Path, limits: Limits) -> None:
+    work = Workload(NothingLeft().eval(), (Call(args=(torch.randn(4, 8),), name="x"),))
+    found = extract("m", capture(work), record(work, limits=limits, steps=1), tmp_path, top=100)
+    assert [task.name for task in found.tasks] == ["tanh-mul"]
