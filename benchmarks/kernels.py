@@ -138,7 +138,7 @@ def _wanted(row: Row, only: list[str]) -> bool:
 def _shrunk(row: Row) -> Row:
     """Return the row at a size an interpreter can bear; odd widths stay odd, and no two sizes are equal by chance."""
     size = [min(s, 64 + 16 * n + s % 64) for n, s in enumerate(row.size)]
-    size[row.family.rows] = 5 + 16 * row.family.rows
+    size[row.family.rows] = min(row.size[row.family.rows], 5 + 16 * row.family.rows)
     return replace(row, size=tuple(size))
 
 

@@ -29,6 +29,7 @@ from hotswap.optimizer.proposers.apart import Apart
 from hotswap.optimizer.proposers.attention_choice import AttentionChoice
 from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
 from hotswap.optimizer.proposers.gemv import Gemv
+from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
 from hotswap.optimizer.proposers.merged_linears import MergedLinears
 from hotswap.optimizer.proposers.padded_linear import PaddedLinear
 from hotswap.optimizer.proposers.template import Template
@@ -197,6 +198,7 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
         PaddedLinear(loaded),
         AttentionChoice(loaded),
         Gemv(loaded),
+        MatmulEpilogue(loaded),
         Apart(loaded),
         Template(loaded, screen=_Unscreened() if interpreted() else None),  # type: ignore[arg-type]
     ]

@@ -131,6 +131,15 @@ def _head(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.G
     return [_randn((rows, inner), dtype, device, draws), weight]
 
 
+def _heads(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.Generator) -> list[Tensor]:
+    batch, queries, keys, length, depth = size
+    return [_randn((batch, h, length, depth), dtype, device, draws) for h in (queries, keys, keys)]
+
+
+def _head_bias(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.Generator) -> list[Tensor]:
+    return [*_head(size, dtype, device, draws), 0.1 * _randn(size[2:], dtype, device, draws)]
+
+
 def rmsnorm(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """As transformers writes it: fp32 inside, rounded before the weight."""
     wide = x.to(torch.float32)
@@ -205,6 +214,14 @@ def three_linears(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, .
 
 def head(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (F.linear(x, weight),)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (F.gelu(F.linear(x, weight, bias), approximate="tanh"),)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return (F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),)
 
 
 def _liger_rms(ops: Callable[[str], Any]) -> Function:
@@ -286,5 +303,18 @@ FAMILIES = (
     Family(
         "GPT-2 head", head, _head, ("x", "weight"), ((8192, 768, 50257),),
         weights=("weight",), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2], most_us={"8192x768x50257": 1250},
+    ),
+    # Not in the issue's table: what the other templates are for.
+    Family(
+        "one-row linear", head, _head, ("x", "weight"), ((1, 2048, 8192), (1, 8192, 2048), (1, 2048, 128256)),
+        weights=("weight",), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2],
+    ),
+    Family(
+        "causal attention", causal_attention, _heads, ("q", "k", "v"), ((1, 32, 8, 2048, 64), (1, 32, 8, 8192, 128)),
+        rows=3, kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[3] ** 2 * s[4],
+    ),
+    Family(
+        "linear+gelu", linear_gelu, _head_bias, ("x", "weight", "bias"), ((8192, 768, 3072), (4096, 4096, 4096)),
+        weights=("weight", "bias"), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2],
     ),
 )  # fmt: skip

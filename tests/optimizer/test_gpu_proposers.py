@@ -22,6 +22,7 @@ from hotswap.optimizer.proposers.attention_choice import AttentionChoice
 from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
 from hotswap.optimizer.proposers.gemv import Gemv
 from hotswap.optimizer.proposers.kernel_file import next_candidate, rendered
+from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
 from hotswap.optimizer.proposers.merged_linears import MergedLinears
 from hotswap.optimizer.proposers.padded_linear import PaddedLinear
 from hotswap.optimizer.verdict import Verdict
@@ -273,6 +274,55 @@ def test_a_linear_of_a_width_of_whole_vectors_is_not_padded() -> None:
     given = {"x": torch.randn(4, 8).half(), "weight": torch.randn(48, 8).half()}
     task = loaded(linear_of, given, ("weight",))
     assert PaddedLinear(task).propose(task.task, []) is None
+
+
+def biased_gelu(x: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, ...]:
+    return (F.gelu(F.linear(x, weight, bias), approximate="tanh"),)
+
+
+def scaled_residual(x: Any, weight: Any, residual: Any, scale: Any) -> tuple[torch.Tensor, ...]:
+    return (residual + F.silu(F.linear(x, weight)).float().mul(scale).to(residual.dtype) / 2,)
+
+
+def gated(x: Any, weight: Any, up: Any) -> tuple[torch.Tensor, ...]:
+    return (torch.relu(F.linear(x, weight)).pow(2) * up,)
+
+
+EPILOGUES: dict[str, tuple[Reference, dict[str, tuple[int, ...]]]] = {
+    "bias and gelu": (biased_gelu, {"x": (2, 67, 40), "weight": (88, 40), "bias": (88,)}),
+    "an odd inner size": (biased_gelu, {"x": (1, 5, 37), "weight": (19, 37), "bias": (19,)}),
+    "residual": (
+        scaled_residual,
+        {"x": (70, 64), "weight": (24, 64), "residual": (70, 24), "scale": (24,)},
+    ),
+    "gate": (gated, {"x": (3, 50, 64), "weight": (130, 64), "up": (3, 50, 130)}),
+}
+
+
+@pytest.mark.parametrize("case", EPILOGUES)
+def test_a_matmul_does_what_follows_it_on_its_accumulator(interpreter: Interpreter, case: str) -> None:
+    torch.manual_seed(0)
+    reference, shapes = EPILOGUES[case]
+    given = {n: torch.randn(s).half() for n, s in shapes.items()}
+    task = loaded(reference, given, ("weight", "bias"))
+    source = source_of(MatmulEpilogue(task), task.task).replace("ROWS = 128", "ROWS = 64").replace("= 256", "= 64")
+    (got,) = interpreter.run(source, list(given.values()))
+    (exact,) = reference(*(t.double() for t in given.values()))
+    torch.testing.assert_close(got.double(), exact, rtol=2**-9, atol=2**-9 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        lambda x, w: (F.linear(x, w),),  # nothing behind it: the library's work
+        lambda x, w: (F.linear(x, w).softmax(-1),),
+        lambda x, w: (F.linear(x, w) + F.linear(x, w * 2),),
+        lambda x, w: (F.linear(x, w)[..., :4] + 1,),
+    ],
+)
+def test_what_is_no_linear_with_pointwise_ops_behind_it_is_left_to_others(reference: Reference) -> None:
+    task = loaded(reference, {"x": torch.randn(6, 16).half(), "w": torch.randn(8, 16).half()}, ("w",))
+    assert MatmulEpilogue(task).propose(task.task, []) is None
 
 
 def heads() -> dict[str, torch.Tensor]:
