@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ..extractor.task import Task
+from ..models.errors import SpecError
 from ..models.record import Record
 from .attempt import Attempt, Knob
 
@@ -25,6 +27,14 @@ class Candidate(Record):
     def hash(self) -> str:
         """The identity of a candidate: its source and nothing else."""
         return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+def read_source(path: Path) -> str:
+    """Return the text of a candidate's file; raise SpecError where it cannot be read as text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text ({error}); expected a Python file with `kernel`") from error
 
 
 class Proposer(Protocol):

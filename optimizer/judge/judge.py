@@ -20,6 +20,7 @@ from ...models.cache import cache_dir
 from ...models.environment import environment
 from ...profiler.limits import measure
 from ...profiler.recording import Limits as DeviceLimits
+from ..candidate import read_source
 from ..verdict import Interval, Race, StageResult, Verdict
 from .bank import Bank
 from .hall import Hall, WorkerError
@@ -209,9 +210,14 @@ class Judge:
 
 
 def judge(task: Path | str, candidate: Path | str) -> Verdict:
-    """Return the verdict on one candidate file for the task in a folder."""
+    """Return the verdict on one candidate file for the task in a folder: what `hotswap task try` prints.
+
+    Raises SpecError where the file is no text, RecordError where the folder is no task, InputError where the task
+    proves nothing; whatever the candidate itself does is in the verdict.
+    """
+    source = read_source(Path(candidate))
     with Judge(task) as court:
-        return court.verdict(Path(candidate).read_text(encoding="utf-8", errors="replace"))
+        return court.verdict(source)
 
 
 def _run_stage(name: str, stage: Callable[[], dict[str, str]], results: list[StageResult]) -> str | None:
