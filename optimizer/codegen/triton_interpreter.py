@@ -80,6 +80,7 @@ def repair() -> None:
     _repair_bfloat16(interpreter)
     _repair_reductions(interpreter)
     _repair_library()
+    _repair_bounds(interpreter)
 
 
 def _repair_bfloat16(interpreter: Any) -> None:
@@ -188,3 +189,14 @@ def _repair_library() -> None:
         "expm1": np.expm1, "log1p": np.log1p, "pow": np.power, "rint": np.rint, "trunc": np.trunc, "tanh": np.tanh,
     }.items():  # fmt: skip
         setattr(libdevice, name, mapped(function))
+
+
+def _repair_bounds(interpreter: Any) -> None:
+    """Let a tensor be the bound of a loop: numpy 2.4 refuses what Triton 3.6 does to make a number of it."""
+    scope = interpreter._LangPatchScope
+    old = scope.set_attr
+
+    def set_attr(self: Any, target: Any, name: str, value: Any) -> None:
+        old(self, target, name, (lambda t: int(t.handle.data.item())) if name == "__index__" else value)
+
+    scope.set_attr = set_attr
