@@ -21,17 +21,11 @@ from hotswap.extractor.load_task import LoadedTask, load_function
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate, Proposer
-from hotswap.optimizer.codegen.triton_compile import Build, Target
+from hotswap.optimizer.codegen.triton_compile import Target
 from hotswap.optimizer.judge.oracle import Oracle
 from hotswap.optimizer.judge.target import Target as Wanted
 from hotswap.optimizer.judge.target import misfit, targets
-from hotswap.optimizer.proposers.apart import Apart
-from hotswap.optimizer.proposers.attention_choice import AttentionChoice
-from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
-from hotswap.optimizer.proposers.gemv import Gemv
-from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
-from hotswap.optimizer.proposers.merged_linears import MergedLinears
-from hotswap.optimizer.proposers.padded_linear import PaddedLinear
+from hotswap.optimizer.proposers.offered import proposers as everybody
 from hotswap.optimizer.proposers.template import Template
 from hotswap.optimizer.verdict import Verdict
 
@@ -186,22 +180,20 @@ class _Unscreened:
 
     target = Target()
 
-    def builds(self, sources: Sequence[str]) -> list[Build]:
-        return [Build((), None, 0.0) for _ in sources]
+    def builds(self, sources: Sequence[str]) -> list[_Unscreened]:
+        return [self for _ in sources]
+
+    def trouble(self, _: Target) -> None:
+        return None
 
 
 def proposers(loaded: LoadedTask) -> list[Proposer]:
-    """Return everybody who may have something for a task on its device, templates of an anchor first."""
-    return [
-        CrossEntropy(loaded),
-        MergedLinears(loaded),
-        PaddedLinear(loaded),
-        AttentionChoice(loaded),
-        Gemv(loaded),
-        MatmulEpilogue(loaded),
-        Apart(loaded),
-        Template(loaded, screen=_Unscreened() if interpreted() else None),  # type: ignore[arg-type]
-    ]
+    """Return everybody the product would ask about a task on its device."""
+    offered = everybody(loaded)
+    for proposer in offered:
+        if interpreted() and isinstance(proposer, Template):
+            proposer.screen = _Unscreened()  # type: ignore[assignment]
+    return offered
 
 
 def interpreted() -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ...extractor.load_task import LoadedTask
 from ..candidate import Proposer
+from .apart import Apart
 from .attention_choice import AttentionChoice
 from .cpu_attention import CpuAttention
 from .cross_entropy import CrossEntropy
 from .epilogue import Epilogue
 from .gemv import Gemv
+from .matmul_epilogue import MatmulEpilogue
 from .merged_linears import MergedLinears
 from .packed_linear import PackedLinear
 from .padded_linear import PaddedLinear
@@ -21,5 +23,5 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
         return [PackedLinear(loaded), CpuAttention(loaded), Epilogue(loaded), Template(loaded)]
     return [
         CrossEntropy(loaded), MergedLinears(loaded), PaddedLinear(loaded), AttentionChoice(loaded), Gemv(loaded),
-        Epilogue(loaded), Template(loaded),
+        MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded), Apart(loaded),
     ]  # fmt: skip
