@@ -51,6 +51,8 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "integrator/op_check.py:_check",
         "integrator/verify.py:_attempt",
         "integrator/verify.py:_decoded",
+        "optimizer/codegen/triton_compile.py:compile_one",
+        "optimizer/codegen/triton_interpreter.py:_answer",
         "optimizer/judge/worker.py:_told",
         "optimizer/judge/worker.py:serve",
     ),
