@@ -21,7 +21,7 @@ from hotswap.extractor.load_task import LoadedTask, load_function
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate, Proposer
-from hotswap.optimizer.codegen.triton_compile import Target
+from hotswap.optimizer.codegen.triton_compile import Build, Target
 from hotswap.optimizer.judge.oracle import Oracle
 from hotswap.optimizer.judge.target import Target as Wanted
 from hotswap.optimizer.judge.target import misfit, targets
@@ -180,11 +180,8 @@ class _Unscreened:
 
     target = Target()
 
-    def builds(self, sources: Sequence[str]) -> list[_Unscreened]:
-        return [self for _ in sources]
-
-    def trouble(self, _: Target) -> None:
-        return None
+    def builds(self, sources: Sequence[str]) -> list[Build]:
+        return [Build((), None, launches=source, seconds=0.0) for source in sources]
 
 
 def proposers(loaded: LoadedTask) -> list[Proposer]:
