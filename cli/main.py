@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "integrate": ("One stage each", "put winners into the model, verify and measure the whole"),
     "verify": ("One stage each", "check again that a patched model is still the model"),
     "report": ("Look", "show a run's report, or write it as Markdown or HTML"),
+    "export": ("One stage each", "write the winners as torch ops, or as layers for Hugging Face kernels"),
     "ls": ("Look", "list runs"),
     "show": ("Look", "explain one task: what it is, its floor, what was tried"),
     "task": ("Look", "make a task, judge one candidate, submit a winner"),

@@ -26,6 +26,8 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "top": ("N", "How many tasks to work on, those with the most to gain first."),
     "mode": ("NAME", "What runs around the kernels: auto, eager, cudagraph, inductor or inductor-cudagraph."),
     "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
+    "gpus": ("N", "GPUs that judge at once, a process each."),
+    "ray": ("ADDRESS", "Judge on a Ray cluster: its address, auto, or local; --gpus N actors."),
     "llm": ("MODEL", "Language model that proposes kernels too, as LiteLLM names it; its key is in the environment."),
     "api_base": ("URL", "OpenAI-compatible server to ask, in place of the provider's own."),
     "llm_budget": ("LIMITS", "Hard limits of it: '2.50usd, 500k tokens, 100 requests, 10m'."),
@@ -36,7 +38,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
 }
 MODEL_SETTINGS = ("batch", "seq_len", "dtype", "device", "seed", "threads")
 LLM_SETTINGS = ("llm", "api_base", "llm_budget", "llm_price", "llm_parallel", "llm_timeout")
-SEARCH_SETTINGS = ("budget", "top", *LLM_SETTINGS)
+SEARCH_SETTINGS = ("budget", "top", "gpus", "ray", *LLM_SETTINGS)
 WHOLE_SETTINGS = ("mode", "baselines")
 
 

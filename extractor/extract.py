@@ -159,18 +159,29 @@ def _site(place: _Place) -> Site:
     path, kind = stack[-1] if stack else ("", "")
     lines = (line.strip() for line in (node.meta.get("stack_trace") or "").splitlines())
     code = [line for line in lines if line and not line.startswith("File ") and line.strip("^~ ")]
+    inside = {n for n in node.graph.nodes if n.op.startswith("call_") and path in _paths(n)}
     return Site(
         module=".".join(filter(None, (place.graph.module, module_path(path)))),
         module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].strip("'>")),
         ops=tuple(op_name(n) for n in place.region.nodes),
         source=code[-1] if code else "",
         graph=place.graph.index,
+        whole_module=bool(path) and inside == set(place.region.nodes),
     )
 
 
+def _paths(node: fx.Node) -> set[str]:
+    """Return the paths of the modules a node is in, its own and those around it."""
+    return {path for path, _ in (node.meta.get("nn_module_stack") or {}).values()}
+
+
 def module_path(spelled: str) -> str:
-    """Return a module's path in the user's model from Dynamo's spelling: "L['self'].encoder.0" is "encoder.0"."""
+    """Return a module's path in the user's model from Dynamo's spelling: "L['self'].encoder.0" is "encoder.0".
+
+    So is "L['call'].__self__.encoder.0": a model that was entered through its bound call.
+    """
     head, _, tail = spelled.partition("].")
+    tail = tail.removeprefix("__self__").removeprefix(".")
     return tail if head.startswith("L[") else spelled.removeprefix("L['self']")
 
 

@@ -15,7 +15,7 @@ from ..models.settings import Settings
 from ..optimizer.campaign import Campaign, Plan, Standing, Watching
 from ..optimizer.candidate import Proposer
 from ..optimizer.court import Pace
-from ..optimizer.executors import Executor, Inline
+from ..optimizer.executors import Executor, Inline, Processes, devices
 from ..optimizer.ledger import Ledger
 from ..optimizer.llm.prompt import Setting
 from ..optimizer.llm.proposer import LlmProposer
@@ -53,7 +53,7 @@ def search_tasks(
         if llm is not None:
             until_done.callback(lambda: save_account(directory.folder, llm.account()))
             until_done.callback(llm.close)
-        judging = executor or Inline(settings.threads)
+        judging = executor or _executor(extraction, settings)
         if executor is None:
             until_done.callback(judging.close)
         scalars = until_done.enter_context(SearchScalars(directory.tensorboard))
@@ -72,6 +72,18 @@ def search_tasks(
         for plan in plans:
             if not _path(directory, plan.task).exists():
                 _left_alone(plan.task, _NO_TIME).save(_path(directory, plan.task))
+
+
+def _executor(extraction: Extraction, settings: Settings) -> Executor:
+    """Return where candidates are judged, as the settings ask; timings on a CPU leave room for one judge a machine."""
+    on_gpu = any(task.device != "cpu" for task in extraction.tasks)
+    slots = settings.gpus if on_gpu else 1
+    if settings.ray is not None:
+        from ..optimizer.ray_executor import OnRay
+
+        address = None if settings.ray == "local" else settings.ray
+        return OnRay(slots, address=address, gpus=float(on_gpu), threads=settings.threads)
+    return Processes(devices(slots), settings.threads) if slots > 1 else Inline(settings.threads)
 
 
 def _plans(

@@ -68,6 +68,8 @@ class Settings:
     llm_price: LlmPrice | None = None
     llm_parallel: int = 4
     llm_timeout_s: float = 180.0
+    gpus: int = 1
+    ray: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -229,7 +231,7 @@ def _path(raw: Any) -> Path:
     return Path(raw).expanduser()
 
 
-def _llm(raw: Any) -> str:
+def _word(raw: Any) -> str:
     if not isinstance(raw, str) or not re.fullmatch(r"[^\s]+", raw):
         raise ValueError(raw)
     return raw
@@ -256,11 +258,13 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "batch": (_count(1), "a whole number of 1 or more"),
     "seq_len": (_lengths, "whole numbers of 1 or more"),
     "threads": (_count(1), "a whole number of 1 or more"),
-    "llm": (_llm, "a model as LiteLLM names it, such as openai/gpt-5 or ollama/qwen3"),
+    "llm": (_word, "a model as LiteLLM names it, such as openai/gpt-5 or ollama/qwen3"),
     "api_base": (_server, "a server's address without a key in it, such as http://127.0.0.1:8000/v1"),
     "llm_budget": (LlmBudget.parse, "limits such as 2.50usd, 500k tokens, 100 requests, 10m"),
     "llm_price": (LlmPrice.parse, "US dollars a million tokens in and out, such as 3,15"),
     "llm_parallel": (_count(1), "a whole number of 1 or more"),
+    "gpus": (_count(1), "a whole number of 1 or more"),
+    "ray": (_word, "a cluster's address, auto for the one this machine belongs to, or local to start one"),
     "llm_timeout": (seconds, "a time such as 90s or 3m"),
 }
 _TIMES = {"budget": "budget_s", "llm_timeout": "llm_timeout_s"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..models.errors import EnvironmentMissing, HotswapError
+from ..models.settings import variable
 from .court import Court, Pace
 from .verdict import Race, Verdict
 
@@ -146,3 +147,14 @@ def _then(asked: Future[Any], read: Callable[[Any], T]) -> Future[T]:
 
     asked.add_done_callback(finished)
     return answer
+
+
+def devices(count: int) -> list[str]:
+    """Return the CUDA_VISIBLE_DEVICES of `count` processes, one GPU each; raise EnvironmentMissing for too many."""
+    import torch
+
+    seen = variable("CUDA_VISIBLE_DEVICES")
+    known = seen.split(",") if seen else [str(n) for n in range(torch.cuda.device_count())]
+    if len(known) < count:
+        raise EnvironmentMissing(f"--gpus {count}: {len(known)} are visible here; give at most {max(len(known), 1)}")
+    return known[:count]

@@ -29,12 +29,12 @@ class OnRay(_ByCourt):
             import ray
         except ModuleNotFoundError as error:
             raise EnvironmentMissing("ray is not installed; pip install 'hotswap[ray]', or judge without it") from error
-        self._ray = ray
+        self._ray: Any = ray
         self._ours = not ray.is_initialized()
         if self._ours:
             ray.init(address=address, include_dashboard=False, log_to_driver=False)
-        actor = ray.remote(Court).options(num_gpus=gpus, num_cpus=cpus)
-        self._actors = [actor.remote(threads) for _ in range(slots)]
+        actor = self._ray.remote(Court).options(num_gpus=gpus, num_cpus=cpus)
+        self._actors: list[Any] = [actor.remote(threads) for _ in range(slots)]
         self.slots = slots
 
     def close(self) -> None:
