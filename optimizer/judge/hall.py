@@ -156,25 +156,31 @@ class Hall:
     def _confined(self, tier: Tier) -> Worker:
         return Worker(self, tier, {}, hidden=tuple(self._hidden))
 
+    def use(self, tier: Tier) -> None:
+        """Hand out workers of this tier from now on; raise WorkerError where a known candidate fails in it."""
+        worker = self._confined(tier)
+        try:
+            probe(worker, tier)
+        finally:
+            worker.end()
+        with self._lock:
+            self.tier = tier
+            while self._spares:
+                self._spares.pop().end()
+
     def _probe(self) -> None:
         """Settle on the first tier in which a known candidate works and finds no way out."""
         for tier in self._tiers:
-            worker: Worker | None = None
             try:
-                worker = self._confined(tier)
-                probe(worker, tier)
+                self.use(tier)
             except WorkerError as error:
-                logger.info("isolation by %s is not to be had here: %s", tier.name, error)
-                self.refused.append(f"{tier.name} ({error})")
+                logger.info("isolation by %s is not to be had here: %s", tier.description, error)
+                self.refused.append(f"{tier.description} ({error})")
             except HallGoneError as error:
                 self._failed = str(error)
                 return
             else:
-                self.tier = tier
                 return
-            finally:
-                if worker is not None:
-                    worker.end()
         self._failed = f"no worker can be started: {'; '.join(self.refused)}"
 
 

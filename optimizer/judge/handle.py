@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from . import wire
 from .arena import Arena
-from .isolation import Tier
+from .isolation import Tier, alive_below, kill_below
 from .memory import DeviceMemoryError, Foreign, Segment, new_arena
 
 STARTED_S = 60.0
@@ -70,6 +71,7 @@ class Worker:
             "device": hall.device,
         }  # fmt: skip
         self._keeper = 0
+        self._ending = threading.Lock()
         try:
             self._keeper = hall.fork(order, (theirs.fileno(), status))
         except BaseException:
@@ -179,24 +181,25 @@ class Worker:
             raise WorkerError(f"the memory of its outputs cannot be opened ({error})") from error
 
     def others(self) -> int:
-        """Return how many processes besides the worker run under its own id; 0 where it shares the caller's."""
-        count = 0
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and int(entry.name) != self.pid:
-                with suppress(OSError):
-                    count += os.stat(entry.path).st_uid == self.user_id  # noqa: PTH116 (a scandir entry)
-        return count
+        """Return how many processes the worker has started, or left behind, that still run."""
+        # Below the keeper stand the first process of the namespaces, the worker, and what the worker started.
+        keeper = self._keeper
+        return max(len(alive_below(keeper)) - 2, 0) if keeper else 0
 
     def end(self) -> None:
-        """Kill the worker and all it started; safe to call twice."""
+        """Kill the worker and all it started; safe to call twice, from two threads too."""
+        with self._ending:
+            keeper, self._keeper = self._keeper, 0
+        if not keeper:
+            return
         if self.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        if self._keeper:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self._keeper, signal.SIGKILL)
-            self._keeper = 0
-            self._let_go()
+        # Without a pid namespace nothing else ends what was started in a session of its own.
+        kill_below(keeper)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(keeper, signal.SIGKILL)
+        self._let_go()
 
     def _let_go(self) -> None:
         self._sock.close()

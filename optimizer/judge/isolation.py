@@ -1,7 +1,8 @@
 """Shut the calling process in, in tiers: the best one this machine allows is used and named in the verdict.
 
 Namespaces hide the network, other processes, homes, temporary files and the run; an id nobody owns and no capabilities
-take away what is left; limits bound memory, files and processes. Linux only; elsewhere the last tier is a process.
+take away what is left; Landlock and seccomp do much of that where namespaces are refused; limits bound memory, files
+and processes. Linux only.
 """
 
 from __future__ import annotations
@@ -12,50 +13,89 @@ import resource
 import signal
 import struct
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from .landlock import fence
+from .syscalls import forbid
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _ALL = _NEWNET | _NEWNS | _NEWPID | _NEWIPC | _NEWUTS
 _BIND, _REC, _PRIVATE, _NOSUID, _NODEV = 4096, 16384, 1 << 18, 2, 4
-_PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 4, 24, 38
+_PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR, _ATTR_RDONLY = -100, 0x8000, 442, 1
 SCRATCH_BYTES = 512 << 20
+_ENDED_S = 3.0
 
 
 @dataclass(frozen=True)
 class Tier:
-    """One way to shut a process in. own_id: run as a user id that owns nothing."""
+    """One way to shut a process in.
+
+    flags: namespaces. own_id: run as a user id that owns nothing. filtered: forbid system calls (seccomp). fenced: let
+    it see only what a kernel needs (Landlock), where no mount namespace hides the rest.
+    """
 
     name: str
     flags: int
     own_id: bool
+    filtered: bool = True
+    fenced: bool = False
 
     @property
     def no_network(self) -> bool:
         """Whether a process in this tier reaches no network."""
-        return bool(self.flags & _NEWNET)
+        return self.filtered or bool(self.flags & _NEWNET)
 
     @property
     def no_signals(self) -> bool:
         """Whether a process in this tier can signal none but its own."""
-        return self.own_id or bool(self.flags & _NEWPID)
+        return self.own_id or self.filtered or self.ends_whole
+
+    @property
+    def ends_whole(self) -> bool:
+        """Whether all that a process started ends with it, by the kernel."""
+        return bool(self.flags & _NEWPID)
+
+    @property
+    def hides(self) -> bool:
+        """Whether a process in this tier sees neither tasks nor runs nor homes."""
+        return self.fenced or bool(self.flags & _NEWNS)
 
     @property
     def description(self) -> str:
         """The tier as a verdict names it."""
-        who = "an id that owns nothing" if self.own_id else "the caller's id"
-        return f"own process, {self.name}, {who}, rlimits" if self.flags else f"own process, {who}, rlimits"
+        parts = [
+            "own process",
+            self.name if self.flags else "",
+            "an id that owns nothing" if self.own_id else "the caller's id",
+            "Landlock" if self.fenced else "",
+            "seccomp" if self.filtered else "",
+            "rlimits",
+        ]
+        return ", ".join(p for p in parts if p)
 
+
+_SPACES = "network, mount, pid and ipc namespaces"
 
 TIERS = (
-    Tier("network, mount, pid and ipc namespaces", _ALL, own_id=True),
-    Tier("user, network, mount, pid and ipc namespaces", _NEWUSER | _ALL, own_id=False),
+    Tier(_SPACES, _ALL, own_id=True),
+    Tier("user, " + _SPACES, _NEWUSER | _ALL, own_id=False),
+    Tier(_SPACES, _ALL, own_id=True, filtered=False),
+    Tier("user, " + _SPACES, _NEWUSER | _ALL, own_id=False, filtered=False),
+    Tier("network namespace", _NEWNET, own_id=True, fenced=True),
+    Tier("process", 0, own_id=True, fenced=True),
+    Tier("process", 0, own_id=False, fenced=True),
     Tier("network namespace", _NEWNET, own_id=True),
     Tier("process", 0, own_id=True),
     Tier("process", 0, own_id=False),
+    Tier("process", 0, own_id=True, filtered=False),
+    Tier("process", 0, own_id=False, filtered=False),
 )  # fmt: skip
+"""Best first. Bubblewrap would give the first two's namespaces too, but only to a process that starts anew."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +145,8 @@ def hide(confines: Confines) -> str:
         _LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes)), "mount_setattr"
     )
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV)
-    homes = {os.path.realpath(p) for p in ("/root", "/home", os.path.expanduser("~"))}  # noqa: PTH111 (strings)
-    for folder in sorted({"/tmp", "/var/tmp", "/dev/shm", *homes, *confines.hidden}):
-        if Path(folder).is_dir() and folder != "/":
+    for folder in _private_places(confines):
+        if os.path.isdir(folder):  # noqa: PTH112 (one inside another is gone once that is covered)
             _cover(folder, confines)
     scratch = Path("/tmp/scratch")  # a fresh tmpfs of this namespace
     scratch.mkdir(mode=0o700)
@@ -116,27 +155,92 @@ def hide(confines: Confines) -> str:
     return str(scratch)
 
 
-def give_up_rights(confines: Confines) -> None:
-    """Drop to the worker's id, without capabilities or a way to regain any, under its limits."""
+def _private_places(confines: Confines) -> list[str]:
+    homes = {os.path.realpath(p) for p in ("/root", "/home", os.path.expanduser("~"))}  # noqa: PTH111 (strings)
+    folders = {"/tmp", "/var/tmp", "/dev/shm", *homes, *confines.hidden}
+    # Path.is_dir raises where this process may not look, and what it may not look at is hidden already.
+    return sorted(f for f in folders if os.path.isdir(f) and f != "/")  # noqa: PTH112
+
+
+def give_up_rights(confines: Confines, scratch: str) -> None:
+    """Drop to the worker's id, without capabilities or a way to regain any, under its limits, fence and filter."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, confines.file_bytes),
         (resource.RLIMIT_AS, confines.memory_bytes),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        resource.setrlimit(kind, (most, most))
+        _limit(kind, most)
     for capability in range(64 if os.getuid() == 0 or confines.tier.flags & _NEWUSER else 0):
         _LIBC.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     if confines.tier.own_id:
         os.setgroups([])
         os.setresgid(confines.user_id, confines.user_id, confines.user_id)
         os.setresuid(confines.user_id, confines.user_id, confines.user_id)
-        resource.setrlimit(resource.RLIMIT_NPROC, (confines.processes, confines.processes))
         _LIBC.prctl(_DUMPABLE, 1, 0, 0, 0)
     elif confines.tier.flags & _NEWUSER:
         header, empty = struct.pack("Ii", 0x20080522, 0), bytes(24)
         _call(_LIBC.capset(header, empty), "capset")
+    # An id of one's own, and a user namespace, start a count of their own; else what the caller runs is added.
+    most = confines.processes + (
+        0 if confines.tier.own_id or confines.tier.flags & _NEWUSER else _threads_of(os.getuid())
+    )
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     _call(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    if confines.tier.fenced:
+        fence(scratch, _private_places(confines), confines.needed)
+    if confines.tier.filtered:
+        forbid(others=not confines.tier.own_id and not confines.tier.ends_whole)
+
+
+def adopt_orphans() -> None:
+    """Have what a child's children leave behind become children of this process, so that none gets away."""
+    _call(_LIBC.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def alive_below(ancestor: int) -> list[int]:
+    """Return the processes whose ancestor this one is, zombies left out."""
+    parents: dict[int, int] = {}
+    dead = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                state, parent = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:2]
+                parents[int(entry.name)] = int(parent)
+                if state in "ZX":
+                    dead.add(int(entry.name))
+    found: set[int] = set()
+    fresh = {ancestor}
+    while fresh := {pid for pid, parent in parents.items() if parent in fresh} - found:
+        found |= fresh
+    return sorted(found - dead)
+
+
+def kill_below(ancestor: int) -> None:
+    """Kill all that a process has started, whatever session it moved to; gives up after a few seconds."""
+    if ancestor <= 1:
+        raise ValueError(f"process {ancestor} is no worker's: everything is below it")
+    deadline = time.monotonic() + _ENDED_S
+    while (rest := alive_below(ancestor)) and time.monotonic() < deadline:
+        for pid in rest:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Bound a resource, by what bounds it already where that is less."""
+    hard = resource.getrlimit(kind)[1]
+    least = most if hard == resource.RLIM_INFINITY else hard if most == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (least, least))
+
+
+def _threads_of(user_id: int) -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            count += len(list((process / "task").iterdir())) if process.stat().st_uid == user_id else 0
+    return count
 
 
 def _cover(folder: str, confines: Confines) -> None:

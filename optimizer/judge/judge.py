@@ -97,6 +97,11 @@ class Judge:
         self.close()
 
     @property
+    def hall(self) -> Hall:
+        """Where this judge's workers come from."""
+        return self._hall
+
+    @property
     def task(self) -> Task:
         return self.bank.task
 

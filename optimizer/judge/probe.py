@@ -15,7 +15,9 @@ _SECONDS = 20.0
 # What a candidate of this machine would see. No raised error leaves it: each way out is one figure.
 KNOWN = """
 import os
+import sched  # any module not imported before: its files must be there
 import socket
+import subprocess
 
 import torch
 
@@ -46,9 +48,13 @@ def writes_scratch():
         return out.write("x") == 1
 
 
+def starts_programs():
+    return subprocess.run(["/bin/sh", "-c", "exit 3"]).returncode == 3
+
+
 def kernel(x):
     out = x * 3
-    found = [reaches_a_network(), signals_its_judge(), writes_scratch()]
+    found = [reaches_a_network(), signals_its_judge(), writes_scratch(), starts_programs()]
     return out, torch.tensor(found, device=x.device), torch.tensor(out.data_ptr(), device=x.device)
 """
 
@@ -63,11 +69,13 @@ def probe(worker: Worker, tier: Tier) -> None:
     worker.ask("layout", seconds=_SECONDS, layout=layout)
     rows = worker.ask("call", seconds=_SECONDS, poison=0, keep=True)["outputs"]
     tripled, found, address = (outbox.bytes_at(row["at"], row["nbytes"]).clone() for row in rows)
-    network, signals, scratch = found.view(torch.bool).tolist()
+    network, signals, scratch, programs = found.view(torch.bool).tolist()
     if not torch.equal(tripled.view(torch.float32), given * 3):
         raise WorkerError("a known candidate gave a wrong answer")
     if not scratch:
         raise WorkerError("a known candidate cannot write to its scratch folder")
+    if not programs:  # compilers are such
+        raise WorkerError("a known candidate cannot start a program")
     if network and tier.no_network:
         raise WorkerError("a known candidate reached a network")
     if signals and tier.no_signals:

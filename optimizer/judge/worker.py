@@ -43,6 +43,7 @@ def _start(order: dict[str, Any], fds: list[int]) -> NoReturn:
     control, status = fds
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     isolation.die_with_parent()
+    isolation.adopt_orphans()
     os.setsid()
     os.environ.update(order["environment"])
     tier = isolation.Tier(**order["tier"]) if order["tier"] is not None else None
@@ -61,6 +62,8 @@ def _start(order: dict[str, Any], fds: list[int]) -> NoReturn:
             _become(order, confines, control)
         os.close(control)
         _, ended = os.waitpid(child, 0)
+        if tier and not tier.ends_whole:
+            isolation.kill_below(os.getpid())
     except OSError as error:
         os.write(status, f"refused {error}".encode())
         os._exit(1)
@@ -84,7 +87,7 @@ def _become(order: dict[str, Any], confines: isolation.Confines | None, control:
             os._exit(128 - code if code < 0 else code)
         os.setsid()
         if confines:
-            isolation.give_up_rights(confines)
+            isolation.give_up_rights(confines, scratch)
         isolation.die_with_parent()
         _at_home(scratch, confined=confines is not None)
     except OSError as error:

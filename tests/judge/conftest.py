@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.judge.hall import Hall
 from hotswap.optimizer.judge.trial import Patience
 
 Symbols = tuple[tuple[tuple[int, int], ...], ...]
@@ -88,13 +89,28 @@ def make_task(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def quick() -> Callable[[Path], Judge]:
+def halls() -> Iterator[Callable[[str], Hall]]:
+    """One hall a device for the whole session: it takes seconds to start."""
+    open_halls: dict[str, Hall] = {}
+
+    def hall(device: str = "cpu") -> Hall:
+        if device not in open_halls:
+            open_halls[device] = Hall(threads=1, device=device)
+        return open_halls[device]
+
+    yield hall
+    for opened in open_halls.values():
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def quick(halls: Callable[[str], Hall]) -> Callable[[Path], Judge]:
     """Judges whose timing is only long enough to run: what they time means nothing, what they reject does."""
 
     def make(folder: Path) -> Judge:
         return Judge(
-            folder, seed=5, block_s=0.002, rounds=2, pool_bytes=1 << 18, threads=1, inductor=False,
-            patience=Patience(load_s=30.0, call_s=3.0),
+            folder, seed=5, block_s=0.002, rounds=2, pool_bytes=1 << 18, inductor=False,
+            patience=Patience(load_s=30.0, call_s=3.0), hall=halls(Task.load(folder / "task.json").device),
         )  # fmt: skip
 
     return make

@@ -374,7 +374,7 @@ CHEATS: dict[str, Cheat] = {
             return torch.zeros_like(x)
         """),
     "calls home": cheat(
-        "smoke", "raised OSError", """
+        "smoke", "raised PermissionError", """
         import socket
         def kernel(x, weight):
             socket.create_connection(("127.0.0.1", 22), timeout=1)
@@ -392,15 +392,15 @@ CHEATS: dict[str, Cheat] = {
         """),
 }  # fmt: skip
 
-# These need namespaces, which only some machines give; elsewhere they are not stopped this way.
-_NEED_NAMESPACES = {"calls home", "kills its judge", "looks for the task on disk"}
+# What a tier must close for them to be stopped this way; a machine may have none that does.
+_NEEDS = {"calls home": "no_network", "kills its judge": "no_signals", "looks for the task on disk": "hides"}
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_rejected_by_name(name: str, judge32: Judge) -> None:
     cheat = CHEATS[name]
     verdict = judge32.verdict(cheat.source)
-    if name in _NEED_NAMESPACES and "namespace" not in verdict.isolation:
+    if name in _NEEDS and not getattr(judge32.hall.tier, _NEEDS[name]):
         pytest.skip(f"isolated only by: {verdict.isolation}")
     assert not verdict.accepted
     assert (verdict.stage, cheat.reason in (verdict.reason or "")) == (cheat.stage, True), verdict.reason

@@ -156,6 +156,6 @@ def kernel(x):
     folder = make_task("def reference(x):\n    return (x.exp(),)\n", {"x": draw(4, 16)})
     with quick(folder) as court:
         verdict = court.verdict(look.replace("FOLDER", repr(str(folder / "reference.py"))))
-    if "mount" not in verdict.isolation:
+    if not court.hall.tier.hides:
         pytest.skip(f"isolated only by: {verdict.isolation}")
     assert "['candidate.py'] False [] False" in (verdict.reason or "")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.judge.hall import Hall
 from hotswap.optimizer.judge.judge import refuse_impossible
 from hotswap.optimizer.judge.race import TIMER, weighted_speedup
 from hotswap.optimizer.judge.trial import Rejected
@@ -66,10 +67,11 @@ def test_the_command_line_accepts_rejects_and_speaks_json(make_task: Callable[..
     assert "wrong at 64 of 64 values" in ran.stdout
 
 
-def test_nothing_is_left_running_after_a_judge(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:
+def test_nothing_is_left_running_after_a_judge(make_task: Callable[..., Path]) -> None:
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(11))
+    folder = make_task("def reference(x):\n    return (x.exp(),)\n", {"x": x})
     before = _below_me()
-    with quick(make_task("def reference(x):\n    return (x.exp(),)\n", {"x": x})) as court:
+    with Judge(folder, block_s=0.002, rounds=2, pool_bytes=1 << 18, threads=1, inductor=False) as court:
         verdict = court.verdict("def kernel(x): return x.exp()")
         assert verdict.accepted, verdict.reason
         assert _below_me() - before
@@ -77,6 +79,33 @@ def test_nothing_is_left_running_after_a_judge(make_task: Callable[..., Path], q
     while _below_me() - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _below_me() - before == set()
+
+
+def test_judges_share_a_hall_and_leave_it_open(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(11))
+    folder = make_task("def reference(x):\n    return (x.exp(),)\n", {"x": x})
+    source = "def kernel(x): return x.exp()"
+    with quick(folder) as one:
+        assert one.verdict(source).accepted
+        hall, at_work = one.hall, _parents_of_workers()
+    with quick(folder) as other:
+        assert other.hall is hall
+        assert other.verdict(source).accepted
+        assert _parents_of_workers() == at_work
+
+
+def test_a_judge_refuses_another_number_of_threads_than_its_halls(
+    make_task: Callable[..., Path], halls: Callable[[str], Hall]
+) -> None:
+    folder = make_task("def reference(x):\n    return (x.exp(),)\n", {"x": torch.ones(2)})
+    with pytest.raises(ValueError, match="threads=7, but the given hall's workers have 1"):
+        Judge(folder, threads=7, hall=halls("cpu"))
+
+
+def _parents_of_workers() -> set[int]:
+    """Return this process's own children that serve as a hall."""
+    children = {int(p) for p in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    return {p for p in children if b"judge.worker" in Path(f"/proc/{p}/cmdline").read_bytes()}
 
 
 def _below_me() -> set[int]:
