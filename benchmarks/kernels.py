@@ -94,7 +94,8 @@ def main() -> int:
     torch.set_grad_enabled(False)  # compiled code is guarded by it: once for all, else it compiles twice
     started = time.monotonic()
     limits = measure(device)
-    results.limits = limits.to_dict()
+    read = _read_rate(device, limits.copy_gb_s)
+    results.limits = limits.to_dict() | {"read_gb_s": read}
     effort = _effort(asked, device)
     longest, done, failed = 0.0, set(), 0
     for row in rows(tuple(DTYPES[d] for d in asked.dtypes)):
@@ -107,7 +108,7 @@ def main() -> int:
             print(f"{asked.seconds:.0f} s are spent; the same command goes on from here", file=sys.stderr)
             break
         try:
-            results.add(made := measured(row, device, limits, effort))
+            results.add(made := measured(row, device, limits, read, effort))
         except RuntimeError as error:  # out of memory, or a device in a state that only a new process mends
             failed += 1
             print(f"{row.title}: {type(error).__name__}: {str(error).splitlines()[0][:300]}", file=sys.stderr)
@@ -120,6 +121,14 @@ def main() -> int:
         print(_line(row, made, time.monotonic() - begun), flush=True)
     print(results.path)
     return 3 if failed else 0
+
+
+def _read_rate(device: str, copy_gb_s: float) -> float:
+    if device == "cpu":
+        return copy_gb_s
+    from hotswap.benchmarks.kernels_kit.read_rate import read_gb_s  # it needs triton, which a CPU may lack
+
+    return max(copy_gb_s, read_gb_s(device))
 
 
 def _effort(asked: argparse.Namespace, device: str) -> Effort:

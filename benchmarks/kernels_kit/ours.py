@@ -166,7 +166,10 @@ class Search:
         for number, (out, target) in enumerate(zip(got, wanted, strict=True)):
             if out.shape != target.reference.shape or out.dtype != target.reference.dtype:
                 return f"output {number}: {out.dtype} {tuple(out.shape)}, expected {tuple(target.reference.shape)}"
-        return misfit(got, wanted) or unlike(call(*self._loaded.given), self._wanted)
+        whole = call(*self._loaded.given)
+        if self._row.family.dense and not all(t.is_contiguous() for t in whole):
+            return "an output is not contiguous"
+        return misfit(got, wanted) or unlike(whole, self._wanted)
 
     @functools.cached_property
     def _exact(self) -> tuple[list[Tensor], tuple[Wanted, ...]]:

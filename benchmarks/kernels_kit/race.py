@@ -23,6 +23,7 @@ OURS = "ours"
 _QUICK_SECONDS = 0.02
 # What reads above the measured limit by more than the limit's own noise was not timed, whatever the clock says.
 _ABOVE_LIMIT = 1.05
+_HARDLY = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Timer:
     block: Callable[[float], float]
 
 
-def measured(row: Row, device: str, limits: Limits, effort: Effort) -> list[dict[str, Any]]:
+def measured(row: Row, device: str, limits: Limits, read_gb_s: float, effort: Effort) -> list[dict[str, Any]]:
     """Return one result row an arm, ours among them, all timed in the same interleaved blocks."""
     sets = _sets(row, device, limits, effort.seed)
     arms = rivals(row, sets[0], effort.arms, effort.starters)
@@ -65,7 +66,7 @@ def measured(row: Row, device: str, limits: Limits, effort: Effort) -> list[dict
     samples = dict(zip(timers, taken, strict=True))
     if found.reason:
         notes[OURS] = found.reason
-    limit_us = limit(row, sets[0], limits)
+    limit_us = limit(row, sets[0], limits, read_gb_s)
     made = [
         _result(row, name, samples, notes, limit_us, timers)
         for name in [*(a.name for a in arms if a.name != OURS), OURS]
@@ -83,10 +84,14 @@ def _sets(row: Row, device: str, limits: Limits, seed: int) -> list[list[Tensor]
     return [first, *(row.inputs(device, seed + n) for n in range(1, count))]
 
 
-def limit(row: Row, inputs: list[Tensor], limits: Limits) -> float:
-    """Return the least microseconds a call can take: bytes at the copy rate of memory, FLOPs at the matmul rate."""
+def limit(row: Row, inputs: list[Tensor], limits: Limits, read_gb_s: float) -> float:
+    """Return the least microseconds a call can take: bytes at the rate of memory, FLOPs at the matmul rate.
+
+    Memory's rate is that of a copy, or of reading where hardly anything is written.
+    """
     outputs = list(row.family.reference(*inputs))
-    moved = row.bytes(inputs, outputs) / (limits.copy_gb_s * 1e3)
+    reads = row.bytes([], outputs) < _HARDLY * row.bytes(inputs, [])
+    moved = row.bytes(inputs, outputs) / ((read_gb_s if reads else limits.copy_gb_s) * 1e3)
     rate = limits.matmul_tflop_s.get(row.dtype_name, max(limits.matmul_tflop_s.values())) * 1e6
     return max(moved, row.family.flops(row.size) / rate)
 

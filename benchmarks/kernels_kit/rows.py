@@ -23,7 +23,7 @@ class Family:
 
     names: of the inputs. weights: those that are a model's own. sizes: one tuple a row of the table. rows: position in
     `sizes` that may be cut for a check against fp64. starter: file name of the published starter kernel.
-    most_us: what the table asks for, by label.
+    most_us: what the table asks for, by label. dense: outputs must be contiguous, views of padded rows are refused.
     """
 
     task: str
@@ -39,6 +39,7 @@ class Family:
     flops: Callable[[tuple[int, ...]], int] = lambda _: 0
     kind: str = "memory"
     most_us: dict[str, float] = field(default_factory=dict)
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -301,8 +302,20 @@ FAMILIES = (
         most_us={"2048x2048x8192": 198},
     ),
     Family(
+        "q,k,v linears, contiguous", three_linears, _linears(4, 1, 1), ("x", "q", "k", "v"), ((2048, 2048, 512),),
+        weights=("q", "k", "v"), kind="anchor", flops=lambda s: 12 * s[0] * s[1] * s[2], dense=True,
+    ),
+    Family(
+        "gate,up linears, contiguous", two_linears, _linears(1, 1), ("x", "gate", "up"), ((2048, 2048, 8192),),
+        weights=("gate", "up"), kind="anchor", flops=lambda s: 4 * s[0] * s[1] * s[2], dense=True,
+    ),
+    Family(
         "GPT-2 head", head, _head, ("x", "weight"), ((8192, 768, 50257),),
-        weights=("weight",), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2], most_us={"8192x768x50257": 1250},
+        weights=("weight",), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2], most_us={"8192x768x50257": 1030},
+    ),
+    Family(
+        "GPT-2 head, contiguous", head, _head, ("x", "weight"), ((8192, 768, 50257),), weights=("weight",),
+        kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2], most_us={"8192x768x50257": 1250}, dense=True,
     ),
     # Not in the issue's table: what the other templates are for.
     Family(

@@ -78,8 +78,8 @@ def geometric_mean(results: list[Result], arm: str) -> float | None:
 def markdown(results: list[Result]) -> str:
     """Return the table for a README: ours against eager, torch.compile and the best rival of each row."""
     lines = [
-        "| task | dtype | ours, µs | of the limit | eager | torch.compile | best rival | ours is faster than it by |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | dtype | ours, µs | of the limit | eager | torch.compile | best rival | ours is faster by | made by |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for (task, shape, dtype), arms in by_row(results):
         ours, best = arms.get("ours", {}), best_rival(arms)
@@ -87,7 +87,7 @@ def markdown(results: list[Result]) -> str:
         name = f"{_us(best)} {best['arm']}" if best else "-"
         lines.append(
             f"| {task} {shape} | {dtype} | {_us(ours)} | {share} | {_us(arms.get('eager'))} "
-            f"| {_us(arms.get('torch.compile'))} | {name} | {_ratio(best)} |"
+            f"| {_us(arms.get('torch.compile'))} | {name} | {_ratio(best)} | {_made_by(ours)} |"
         )
     for arm in ("eager", "torch.compile"):
         mean = geometric_mean(results, arm)
@@ -99,6 +99,10 @@ def markdown(results: list[Result]) -> str:
 def _us(result: Result | None) -> str:
     us = result.get("us") if result else None
     return "-" if us is None else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def _made_by(ours: Result) -> str:
+    return ", ".join(part for part in (ours.get("proposer"), ours.get("label")) if part) or "-"
 
 
 def _ratio(best: Result | None) -> str:
