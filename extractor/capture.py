@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -20,6 +21,8 @@ from ..models.workload import Call, Workload, own_copy
 from ..profiler.step import undisturbed
 from .faithful import difference
 from .regions import Region, find_regions
+
+Backend = Callable[[fx.GraphModule, list[Any]], Any]
 
 
 @dataclass
@@ -65,7 +68,7 @@ class _Recorder:
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
         return self.record(gm, "")
 
-    def of(self, module: str) -> Callable[[fx.GraphModule, list[Any]], Any]:
+    def of(self, module: str) -> Backend:
         """Return the backend that records graphs of the module at this path."""
         return lambda gm, example_inputs: self.record(gm, module)
 
@@ -117,11 +120,27 @@ def capture(workload: Workload) -> Capture:
 def _capture_whole(workload: Workload) -> tuple[tuple[CapturedGraph, ...], str | None]:
     """Return the graphs of the whole model, and why they will not do, None where they will."""
     recorder = _Recorder()
-    outputs = _run_calls(torch.compile(workload.model, backend=recorder), recorder, workload)
+    outputs = _run_calls(_compiled(workload.model, recorder), recorder, workload)
     if not recorder.ran():
         return (), "; ".join(_break_lines()) or "Dynamo gave no reason"
     off = difference(_run_calls(workload.model, recorder, workload), outputs)
     return recorder.ran(), f"while it is traced it computes something else: {off}" if off else None
+
+
+def _compiled(module: torch.nn.Module, backend: Backend) -> torch.nn.Module:
+    """Return `module` under torch.compile, entered by a function with a code object of its own.
+
+    That of torch's wrapper is shared by all modules, and Dynamo, having given up one of them there, skips the rest.
+    """
+    call = module.__call__
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    entry = types.FunctionType(inner.__code__.replace(), inner.__globals__, "inner", None, inner.__closure__)
+    compiled = cast("torch.nn.Module", torch.compile(module, backend=backend))
+    compiled.forward = torch.compile(entry, backend=backend)
+    return compiled
 
 
 def _run_calls(model: Any, recorder: _Recorder, workload: Workload) -> list[Any]:
@@ -181,8 +200,7 @@ def _compiled_in_place(level: Sequence[_Inner], recorder: _Recorder) -> Iterator
     """Let each of these modules run under Dynamo, where it stands; afterwards all is as it was."""
     try:
         for found in level:
-            compiled = torch.compile(found.module, backend=recorder.of(found.path))
-            found.parent._modules[found.name] = cast("torch.nn.Module", compiled)
+            found.parent._modules[found.name] = _compiled(found.module, recorder.of(found.path))
         yield
     finally:
         for found in level:
@@ -220,13 +238,13 @@ def _break_lines() -> list[str]:
 
     found: dict[str, str] = {}
     for item in graph_break_reasons:
-        frame = item.user_stack[-1] if item.user_stack else None
+        frame = next((f for f in reversed(item.user_stack or ()) if f.filename != __file__), None)
         found[_first_line(item.reason)] = f" at {frame.filename}:{frame.lineno}" if frame else ""
     # A frame that is given up whole is no graph break to Dynamo: it is only counted.
     for text in counters["unimplemented"]:
         skipped = re.search(r"frame skipped: (\S+) \((.+) line (\d+)\)", text)
-        place = f" at {skipped[2]}:{skipped[3]} ({skipped[1]} runs untraced)" if skipped else ""
-        found[_first_line(text)] = found.get(_first_line(text)) or place
+        place = found.get(_first_line(text)) or (f" at {skipped[2]}:{skipped[3]}" if skipped else "")
+        found[_first_line(text)] = f"{place} ({skipped[1]} runs untraced)" if skipped else place
     return [f"{reason}{place}" for reason, place in found.items()]
 
 

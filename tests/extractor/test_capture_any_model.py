@@ -146,3 +146,24 @@ def test_a_region_recorded_empty_is_no_task(tmp_path: Path, limits: Limits) -> N
     work = Workload(NothingLeft().eval(), (Call(args=(torch.randn(4, 8),), name="x"),))
     found = extract("m", capture(work), record(work, limits=limits, steps=1), tmp_path, top=100)
     assert [task.name for task in found.tasks] == ["tanh-mul"]
+
+
+class Recurrent(nn.Module):
+    """An LSTM, which Dynamo gives up, between plain layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.norm, self.head = nn.LSTM(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.lstm(x)[0]))
+
+
+def test_one_module_that_dynamo_gives_up_hides_none_of_the_others() -> None:
+    found = captured(Recurrent(), torch.randn(3, 2, 8))
+    assert {graph.module for graph in found.graphs} == {"norm", "head"}
+
+
+def test_a_model_is_captured_after_another_was_given_up() -> None:
+    assert not captured(nn.LSTM(8, 8), torch.randn(3, 2, 8)).graphs
+    assert captured(mlp(), torch.randn(3, 8)).way == "graph"
