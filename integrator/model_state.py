@@ -65,9 +65,12 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
-    # Only plain values: a forward that installs a hook or builds an object once means it to stay.
-    for name in [n for n, value in live.items() if n not in saved and isinstance(value, _PLAIN)]:
-        del live[name]
+    # Only plain values: a forward that installs a hook or builds an object once means it to stay, and the flag that
+    # says so with it. What goes is what a run made beside a tensor of its own.
+    new = [name for name, value in live.items() if name not in saved and isinstance(value, _PLAIN)]
+    if any(isinstance(live[name], torch.Tensor) for name in new):
+        for name in new:
+            del live[name]
     for name, value in saved.items():
         if isinstance(value, _PLAIN) and live.get(name) is not value:
             live[name] = value

@@ -96,7 +96,7 @@ class Twice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = self.up(self.norm(self.relu(self.up(x))))
-        return self.up(self.norm(self.relu(self.up(wide[:, :1]))))  # type: ignore[no-any-return]
+        return self.up(self.norm(self.relu(self.up(wide[:, :1]))))
 
 
 def test_a13_a_module_called_with_two_shapes_is_one_task_with_both_and_their_counts(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a15_a_task_gives_the_dtype_that_very_module_gives(tmp_path: Path) -> No
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     x = batch().bfloat16()
-    theirs: nn.Module = LlamaRMSNorm(32)  # type: ignore[no-untyped-call]
+    theirs: nn.Module = LlamaRMSNorm(32)
     for norm, dtype, found in ((theirs, torch.float32, 1), (Norm(), torch.float32, 1), (nn.RMSNorm(32), x.dtype, 0)):
         torch._dynamo.reset()
         assert norm(x).dtype == dtype
@@ -156,7 +156,7 @@ def test_a16_strides_of_the_real_call_are_the_tasks(view: str, tmp_path: Path, s
             self.norm = nn.LayerNorm(8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x[..., ::2] if view == "columns" else x.transpose(1, 2))  # type: ignore[no-any-return]
+            return self.norm(x[..., ::2] if view == "columns" else x.transpose(1, 2))
 
     model, x = Cut().eval(), torch.randn(2, 6, 16) if view == "columns" else torch.randn(2, 8, 6)
     (task,) = extracted(model, (Call((x,)),), tmp_path).tasks
@@ -212,7 +212,7 @@ class TwoScales(nn.Module):
         self.one, self.other, self.up = Norm(32, 1e-6), Norm(32, 1e-5), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.other(self.up(self.one(self.up(x))))  # type: ignore[no-any-return]
+        return self.other(self.up(self.one(self.up(x))))
 
 
 def test_a24_another_constant_is_another_task(tmp_path: Path, save_run: SaveRun) -> None:
