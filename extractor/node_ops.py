@@ -156,7 +156,7 @@ def carry_sources(copies: Mapping[fx.Node, fx.Node]) -> None:
     """Give copies of placeholders what `is_weight` asks of the originals; fx copies no attributes of nodes."""
     for node, copy in copies.items():
         if hasattr(node, "_dynamo_source"):
-            copy._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+            copy._dynamo_source = node._dynamo_source
 
 
 def draws(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -126,7 +126,11 @@ class _Switched:
     def _make(self, off: frozenset[str], inputs: Sequence[Any]) -> tuple[Compiled, GraphSwap]:
         backend, gradients = self._backend, self._gradients
         gm, done = self._plan.variant(off)
+        # Rewrites look into the ops they meet, which for ours is no call.
+        tallies = {site: site.tally() for site in backend.sites}
         forms = rewrite(gm, Setting(backend.packs, gradients, self._weights), off)
+        for site, tally in tallies.items():
+            site.set_tally(tally)
         backend.rewritten += forms.notes.applied
         backend.not_rewritten += forms.notes.left
         made = Program(

@@ -23,7 +23,8 @@ class GraphDevice(Protocol):
     lock: held by who records or replays, as the graphs' memory is in use meanwhile.
     """
 
-    lock: AbstractContextManager[Any]
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
 
     def busy(self) -> bool:
         """Whether a capture is under way that is not ours, in which nothing can be recorded or replayed."""
@@ -47,10 +48,14 @@ class CudaGraphs:
     """A GraphDevice on one CUDA device, with one memory pool for the temporaries of all its graphs."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._device = device
         self._pool: Any = None
         self._last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return self._lock
 
     def busy(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

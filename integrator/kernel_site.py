@@ -72,6 +72,10 @@ class KernelSite:
         """Count on from an earlier tally: runs that only prepared something, as a capture does, are none."""
         self.calls, self.fallbacks, self._broken = tally.calls, Counter(tally.fallbacks), tally.broken
 
+    def takes(self, inputs: Inputs) -> bool:
+        """Whether inputs of this layout, fake ones too, lie in the kernel's domain."""
+        return outside(self._domain, inputs, self.kernel.contiguous) is None
+
     def drop_packed(self) -> None:
         """Let packed weights go, as large as weights as they are; a later call packs anew."""
         if self._packed is not None:

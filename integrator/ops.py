@@ -52,6 +52,13 @@ def swap_op(site: KernelSite, inputs: int, outputs: int) -> SwapOp:
     return _ops[name]
 
 
+def site_called(target: object, arguments: Sequence[Any]) -> KernelSite | None:
+    """Return the site that a call in a graph reaches, None where it calls something else."""
+    if any(op.decide is target or op.kernel is target for op in _ops.values()):
+        return _site(arguments[0])
+    return None
+
+
 def op_name(site: KernelSite) -> str:
     """Return a name no other region and no other source has, that a reader of a trace recognises."""
     task = re.sub(r"\W+", "_", site.winner.task).strip("_").lower() or "region"

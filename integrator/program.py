@@ -41,8 +41,8 @@ class Program:
         self._plain: Compiled | Build = plain
         self._is_plain_made = False
         self.fallbacks: Counter[str] = Counter()
-        # Sizes that vary have to be compiled while Dynamo looks on, whose symbols they are. All else waits for its first
-        # call: of two forms often only one is ever needed, and Inductor takes its time.
+        # Sizes that vary have to be compiled while Dynamo looks on, whose symbols they are. All else waits for its
+        # first call: of two forms often only one is ever needed, and Inductor takes its time.
         symbolic = any(isinstance(v, torch.SymInt) for v in inputs)
 
         def form(gm: fx.GraphModule) -> Compiled:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ...extractor.node_ops import example, is_call
+from ..ops import site_called
 from .graph_edit import constant, fake_mode_of
 from .parameter_packs import Pack
 from .rewrite import Setting
@@ -60,6 +61,9 @@ def fits(user: fx.Node, old: fx.Node, value: torch.Tensor) -> bool:
     if any(example(n) is None for n in user.all_input_nodes):
         return False
     args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: value if n is old else example(n))
+    site = site_called(user.target, args)
+    if site is not None:
+        return site.takes(tuple(t for t in args[1:] if isinstance(t, torch.Tensor)))
     try:
         with fake_mode_of(user) or contextlib.nullcontext(), torch.no_grad():
             made: Any = (
