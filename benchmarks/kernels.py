@@ -78,6 +78,7 @@ class Results:
         self.path.with_suffix(".svg").write_text(plot(self.rows, title) + "\n", encoding="utf-8")
 
 
+@torch.no_grad()  # compiled code is guarded by it: once for all, else it compiles twice
 def main() -> int:
     asked = _arguments()
     if asked.device == "auto" and not torch.cuda.is_available():
@@ -91,7 +92,6 @@ def main() -> int:
     if asked.table:
         print(markdown(results.rows))
         return 0
-    torch.set_grad_enabled(False)  # compiled code is guarded by it: once for all, else it compiles twice
     started = time.monotonic()
     limits = measure(device)
     read = _read_rate(device, limits.copy_gb_s)
