@@ -57,8 +57,11 @@ def _trace(
     reference: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], mode: Literal["real", "fake"]
 ) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    return make_fx(reference, decomposition_table=_decompositions(), tracing_mode=mode)(*inputs)
+    # Fused attention is code for one dtype, on a GPU for halves alone; what it computes is these few ops.
+    with sdpa_kernel(SDPBackend.MATH):
+        return make_fx(reference, decomposition_table=_decompositions(), tracing_mode=mode)(*inputs)
 
 
 class _InDouble(Runner):
