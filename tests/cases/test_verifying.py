@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_a61_nan_of_fully_masked_rows_must_stand_where_it_stood_and_nowhere_else
     spreads = wipes.replace("t.nan_to_num()", 't.masked_fill(t > 0.9, float("nan"))')
     for name, more in (("honest", ""), ("wipes", wipes), ("spreads", spreads)):
         run = save_run([with_source(softmax, (softmax.source or "") + more)])
-        check = verify(model, lambda run=run: hotswap.patched(model, run), [call], derive=False)[0]
+        check = verify(model, partial(hotswap.patched, model, run), [call], derive=False)[0]
         outcomes[name] = check.passed
     assert outcomes == {"honest": True, "wipes": False, "spreads": False}
     assert functional.softmax(torch.full((2,), float("-inf")), 0).isnan().all()
