@@ -60,13 +60,13 @@ class MergedLinears:
         if not self._looked:
             self._found, self._looked = linears(self.loaded.reference, self.loaded.inputs(0)), True
         found = self._found
-        if found is None or not _mergeable(found, task):
+        if found is None or not mergeable(found, task):
             return None
         first: list[dict[str, Knob]] = [{"outputs": layout} for layout in _LAYOUTS]
         return next_candidate(self.name, history, lambda knobs: _source(found, task, knobs), first, {})
 
 
-def _mergeable(found: Sequence[Linear], task: Task) -> bool:
+def mergeable(found: Sequence[Linear], task: Task) -> bool:
     """Whether all share the input, none repeats a weight, all or none have a bias, and all weights are the model's."""
     packed = [f.weight for f in found] + [f.bias for f in found if f.bias is not None]
     return (

@@ -12,6 +12,7 @@ from .epilogue import Epilogue
 from .gemv import Gemv
 from .matmul_epilogue import MatmulEpilogue
 from .merged_linears import MergedLinears
+from .merged_matmul import MergedMatmul
 from .packed_linear import PackedLinear
 from .padded_linear import PaddedLinear
 from .template import Template
@@ -22,6 +23,6 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
     if loaded.task.device == "cpu":
         return [PackedLinear(loaded), CpuAttention(loaded), Epilogue(loaded), Template(loaded)]
     return [
-        CrossEntropy(loaded), MergedLinears(loaded), PaddedLinear(loaded), AttentionChoice(loaded), Gemv(loaded),
-        MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded), Apart(loaded),
+        CrossEntropy(loaded), MergedLinears(loaded), MergedMatmul(loaded), PaddedLinear(loaded), AttentionChoice(loaded),
+        Gemv(loaded), MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded), Apart(loaded),
     ]  # fmt: skip

@@ -24,6 +24,7 @@ from hotswap.optimizer.proposers.gemv import Gemv
 from hotswap.optimizer.proposers.kernel_file import next_candidate, rendered
 from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
 from hotswap.optimizer.proposers.merged_linears import MergedLinears
+from hotswap.optimizer.proposers.merged_matmul import MergedMatmul
 from hotswap.optimizer.proposers.padded_linear import PaddedLinear
 from hotswap.optimizer.verdict import Verdict
 
@@ -239,6 +240,26 @@ def test_merged_linears_compute_each_linear(layout: str) -> None:
         torch.testing.assert_close(mine, theirs)
         assert mine.is_contiguous() == (layout == "copies")
     assert names["STATIC_WEIGHTS"] is True
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_matmul_of_our_own_writes_each_linear_dense(interpreter: Interpreter, bias: bool) -> None:
+    torch.manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"x": (2, 70, 40), "q": (136, 40), "k": (9, 40), "v": (70, 40)}
+    shapes |= {"bq": (136,), "bk": (9,), "bv": (70,)} if bias else {}
+    given = {n: torch.randn(s).half() for n, s in shapes.items()}
+
+    def reference(x: Any, q: Any, k: Any, v: Any, bq: Any = None, bk: Any = None, bv: Any = None) -> tuple[Any, ...]:
+        return F.linear(x, q, bq), F.linear(x, k, bk), F.linear(x, v, bv)
+
+    task = loaded(reference, given, ("q", "k", "v", "bq", "bk", "bv"))
+    candidate = MergedMatmul(task).propose(task.task, [])
+    assert candidate is not None
+    packing = "_kernel = kernel\ndef kernel(*inputs):\n    return _kernel(*inputs, packed=prepare(*inputs))\n"
+    got = interpreter.run(candidate.source + packing, list(given.values()))
+    for mine, exact in zip(got, reference(*(t.double() for t in given.values())), strict=True):
+        assert mine.is_contiguous()
+        torch.testing.assert_close(mine.double(), exact, rtol=2**-9, atol=2**-9 * float(exact.abs().max()))
 
 
 def test_linears_of_different_inputs_or_of_matrices_that_are_no_weights_are_not_merged() -> None:

@@ -1,0 +1,97 @@
+"""Up to four linears of one input as one matmul that writes each of them where it belongs, all outputs dense.
+
+The outputs lie one after another in one allocation; a tile of columns belongs to one of them.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: N803
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+STATIC_WEIGHTS = True
+
+# Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache.
+ROWS = 128
+COLUMNS = 128
+DEEP = 64
+WARPS = 8
+STAGES = 4
+GROUP = 8
+
+
+@triton.jit
+def _pick(number, a, b, c, d):
+    return tl.where(number == 0, a, tl.where(number == 1, b, tl.where(number == 2, c, d)))
+
+
+@triton.jit
+def _tiles(
+    x_desc, weight_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
+    BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    t0 = tl.cdiv(n0, BN)
+    t1 = t0 + tl.cdiv(n1, BN)
+    t2 = t1 + tl.cdiv(n2, BN)
+    across = t2 + tl.cdiv(n3, BN)
+    down = tl.cdiv(m, BM)
+    for tile in tl.range(tl.program_id(0), down * across, programs):
+        band = tile // (DOWN * across)
+        high = tl.minimum(down - band * DOWN, DOWN)
+        within = tile % (DOWN * across)
+        first_row = (band * DOWN + within % high) * BM
+        place = within // high
+        which = (place >= t0).to(tl.int32) + (place >= t1).to(tl.int32) + (place >= t2).to(tl.int32)
+        before = _pick(which, 0, n0, n0 + n1, n0 + n1 + n2)
+        width = _pick(which, n0, n1, n2, n3)
+        first_column = (place - _pick(which, 0, t0, t1, t2)) * BN
+        acc = tl.zeros([BM, BN], tl.float32)
+        for step in tl.range(0, tl.cdiv(k, BK), num_stages=DEPTH):
+            x = x_desc.load([first_row, step * BK])
+            weight = weight_desc.load([before + first_column, step * BK])
+            acc = tl.dot(x, weight.T, acc)
+        row = first_row + tl.arange(0, BM)
+        column = first_column + tl.arange(0, BN)
+        if BIAS:
+            acc += tl.load(bias_ptr + before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        inside = (row < m)[:, None] & (column < width)[None, :]
+        begin = before.to(tl.int64) * m
+        tl.store(out_ptr + begin + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _packed(weights, biases):
+    weight = torch.cat(weights).detach()
+    more = -weight.shape[1] % 8  # a descriptor's rows start at 16-byte borders
+    weight = torch.nn.functional.pad(weight, (0, more)) if more else weight
+    return weight, torch.cat(biases).detach() if biases else None
+
+
+def _linears(x, sizes, packed):
+    weight, bias = packed
+    k = x.shape[-1]
+    flat = x.reshape(-1, k)
+    m, more = flat.shape[0], weight.shape[1] - k
+    buffer = torch.empty(m * sum(sizes), dtype=x.dtype, device=x.device)
+    outs = [part.view(*x.shape[:-1], n) for part, n in zip(buffer.split([m * n for n in sizes]), sizes, strict=True)]
+    if buffer.numel() == 0:
+        return tuple(outs)
+    flat = torch.nn.functional.pad(flat, (0, more)) if more else flat
+    described = flat.stride(1) == 1 and flat.stride(0) * 2 % 16 == 0 and flat.data_ptr() % 16 == 0
+    flat = flat if described else flat.contiguous().clone()
+    wanted = triton.cdiv(m, ROWS) * sum(triton.cdiv(n, COLUMNS) for n in sizes)
+    programs = min(wanted, _processors(x.device))
+    widths = [*sizes, 0, 0, 0][:4]
+    _tiles[(programs,)](
+        TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
+        bias if bias is not None else buffer, buffer, m, flat.shape[1], *widths, programs,
+        BIAS=bias is not None, BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    return tuple(outs)
+
+
+def _processors(device):
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
