@@ -106,7 +106,7 @@ def _warm(function: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]]) 
 def _record(
     function: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]], rounds: int
 ) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     held: list[Any] = [None] * len(sets)
     # A collection during the capture could free a tensor of another pool, which is an error there.
     collecting = gc.isenabled()
@@ -118,6 +118,8 @@ def _record(
                 for number, inputs in enumerate(sets):
                     held[number] = function(*inputs)
     except RuntimeError as error:  # CUDA's answer to what a capture does not allow, at the call or at the end of it
+        # Where the end of a capture raises, torch leaves the capture's stream the current one.
+        torch.cuda.set_stream(stream)
         torch.cuda.synchronize()
         raise NotCapturable(str(error).strip().splitlines()[0][:200]) from error
     finally:
