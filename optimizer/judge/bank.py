@@ -16,7 +16,7 @@ from ...models.errors import InputError
 from . import arena
 from .acceptance import PERTURBATIONS, trivial_answer
 from .oracle import Oracle
-from .shapes import Variant, ground, neighbours, recorded, shrunk
+from .shapes import Variant, elements, ground, neighbours, recorded, shrunk
 from .target import Target, targets
 from .values import FAMILIES, continuous, draw
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Elements of one input set up to which value families are tried at the recorded shape; beyond, sizes shrink.
 _LARGE = 1 << 17
+# The same for the samples that are fresh in every value, which hold inputs, oracle and bound three times.
+_FRESH = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,12 @@ class Bank:
         return [s for s in made if s is not None]
 
     def _fresh(self, variant: Variant) -> list[Sample]:
-        """Return three samples at a recorded shape: the second has the first's weights, the third neither."""
+        """Return three samples at a recorded shape: the second has the first's weights, the third neither.
+
+        Where it takes much memory they are smaller: what is remembered from call to call shows at any size.
+        """
+        if elements(variant.specs) > _FRESH:
+            variant = shrunk(self.task, self._small, _FRESH)
         one, other = self.draw(variant, "random"), self.draw(variant, "random")
         mixed = arena.with_weights(other, one, [s.role == "weight" for s in variant.specs])
         made = [self._sample(f"{variant.name}, fresh", variant, inputs) for inputs in (one, mixed, other)]

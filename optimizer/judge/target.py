@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from .oracle import Oracle
 
 _LEAST_FOR_NORM = 256
+# Values of an output that are compared at once: each step takes several fp64 tensors of them.
+_BLOCK = 1 << 24
 # Fewer values than this do not show the scale of their row.
 _LEAST_FOR_ROW = 16
 
@@ -67,23 +70,52 @@ def _moved(given: Tensor, terms: int, generator: torch.Generator) -> Tensor:
 def _target(out: Tensor, exact: Tensor, moved: Tensor, terms: int) -> Target:
     if not out.is_floating_point():
         return Target(out.clone(), None, None, 0.0)
+    facts = [_facts(out[at], exact[at], moved[at]) for _, at in _blocks(exact)]
+    row_size, row_error, shift = (
+        (torch.cat(rows) for rows in zip(*(f.rows for f in facts), strict=True)) if len(facts) > 1 else facts[0].rows
+    )
+    # A chain of a few roundings in the accumulator, even where the reference was exact by luck.
+    chain = 2 * _accumulator_eps(out.dtype) * math.sqrt(max(terms, 4)) * row_size
+    row_shift = 2 * shift + chain
+    relative = _worst(row_error, row_size)
+    own = torch.where(row_size > 0, relative * row_size, row_error).clamp(max=max(f.worst for f in facts))
+    bound = torch.empty_like(exact)
+    for _, at in _blocks(exact):
+        bound[at] = 4 * own[at] + _ulp(exact[at], out.dtype) + row_shift[at]
+    error, ulp = (math.sqrt(sum(squares)) for squares in zip(*(f.squares for f in facts), strict=True))
+    spread = float(row_shift.norm()) * math.sqrt(exact.numel() / max(row_shift.numel(), 1))
+    # Of few values the norm is luck.
+    norm = 2 * error + ulp / 2 + spread if exact.numel() >= _LEAST_FOR_NORM else math.inf
+    return Target(out.clone(), exact, bound, norm, 2 * (4 * relative + _worst(row_shift, row_size)))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the bounds of a block are made from. rows: largest value, error and shift of each; worst: error of all.
+
+    squares: the sums of squares of the errors and of the ulps.
+    """
+
+    rows: tuple[Tensor, Tensor, Tensor]
+    worst: float
+    squares: tuple[float, float]
+
+
+def _facts(out: Tensor, exact: Tensor, moved: Tensor) -> _Facts:
     error = (out.to(torch.float64) - exact).abs()
     error = torch.where(torch.isfinite(error), error, 0.0)
     shift = torch.nan_to_num((moved - exact).abs(), nan=0.0, posinf=0.0)
-    row_size, row_error = _row_max(_size(exact)), _row_max(error)
-    # A chain of a few roundings in the accumulator, even where the reference was exact by luck.
-    chain = 2 * _accumulator_eps(out.dtype) * math.sqrt(max(terms, 4)) * row_size
-    row_shift = 2 * _row_max(shift) + chain
-    relative = _worst(row_error, row_size)
-    own = torch.where(row_size > 0, relative * row_size, row_error)
-    if error.numel():
-        own = torch.minimum(own, error.max())
-    ulp = _ulp(exact, out.dtype)
-    bound = (4 * own + ulp + row_shift).expand_as(exact)
-    norm = float(2 * error.norm() + ulp.norm() / 2 + row_shift.expand_as(exact).norm())
-    # Of few values the norm is luck.
-    norm = norm if error.numel() >= _LEAST_FOR_NORM else math.inf
-    return Target(out.clone(), exact, bound, norm, 2 * (4 * relative + _worst(row_shift, row_size)))
+    rows = _row_max(_size(exact)), _row_max(error), _row_max(shift)
+    squares = float(error.norm()) ** 2, float(_ulp(exact, out.dtype).norm()) ** 2
+    return _Facts(rows, float(error.max()) if error.numel() else 0.0, squares)
+
+
+def _blocks(values: Tensor) -> list[tuple[int, Any]]:
+    """Return where pieces of the first dim begin and how to index them, so that no step needs much memory at once."""
+    if values.numel() <= _BLOCK or values.dim() < 2 or math.prod(values.shape[1:]) < _LEAST_FOR_ROW:
+        return [(0, ...)]
+    step = max(1, _BLOCK * values.shape[0] // values.numel())
+    return [(start, slice(start, start + step)) for start in range(0, values.shape[0], step)]
 
 
 def _accumulator_eps(dtype: torch.dtype) -> float:
@@ -140,29 +172,70 @@ def _misfit(out: Tensor, target: Target) -> str | None:
         return (
             f"wrong at {int(wrong.sum())} of {out.numel()} values, first at {at}; integers and booleans must be exact"
         )
-    wide = out.to(torch.float64)
-    finite = torch.isfinite(wide)
-    rounded = torch.isfinite(target.exact.to(target.reference.dtype))
-    odd = (finite != torch.isfinite(target.reference)) & (finite != rounded)
-    # The same sign and kind where both are not finite: an infinity for a nan is wrong.
-    odd |= ~finite & ~_same_kind(wide, target.reference.to(torch.float64)) & ~_same_kind(wide, target.exact)
-    if bool(odd.any()):
-        at = _place(odd, odd.to(torch.float64))
-        count = f"{int(odd.sum())} of {out.numel()} values, first {list(at)}"
-        return f"finite where the reference is not, or the reverse, at {count}"
-    error = torch.where(finite & torch.isfinite(target.exact), (wide - target.exact).abs(), 0.0)
-    wrong = ~(error <= target.bound)
-    if bool(wrong.any()):
-        over = torch.where(wrong, error / target.bound, 0.0)
-        at = _place(wrong, over)
-        worst, bound = float(error[at] if at else error), float(target.bound[at] if at else target.bound)
+    parts = [_compared(out[at], target, start, at) for start, at in _blocks(target.exact)]
+    odds, wrongs = sum(p.odd for p in parts), sum(p.wrong for p in parts)
+    if odds:
+        first = next(p.odd_at for p in parts if p.odd)
+        return f"finite where the reference is not, or the reverse, at {odds} of {out.numel()} values, first {first}"
+    if wrongs:
+        worst = max(parts, key=lambda p: p.over)
         return (
-            f"wrong at {int(wrong.sum())} of {out.numel()} values, worst {worst:.3g} at {list(at)}, bound {bound:.3g}"
+            f"wrong at {wrongs} of {out.numel()} values, worst {worst.error:.3g} at {worst.at}, bound {worst.bound:.3g}"
         )
-    norm = float(error.norm())
+    norm = math.sqrt(sum(p.square for p in parts))
     if not norm <= target.norm_bound:
         return f"error in norm {norm:.3g}, bound {target.norm_bound:.3g}, though every value is within its own"
     return None
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A block of an output beside its target. odd: values finite where they must not be, or the reverse.
+
+    over: how many times its bound the worst wrong value is off, 0 where none is wrong; error, bound, at: of that value.
+    square: the sum of squares of the errors.
+    """
+
+    odd: int
+    odd_at: list[int]
+    wrong: int
+    over: float
+    error: float
+    bound: float
+    at: list[int]
+    square: float
+
+
+def _compared(out: Tensor, target: Target, start: int, where: Any) -> _Compared:
+    assert target.exact is not None
+    assert target.bound is not None
+    exact, bound, reference = target.exact[where], target.bound[where], target.reference[where]
+    wide = out.to(torch.float64)
+    finite = torch.isfinite(wide)
+    rounded = torch.isfinite(exact.to(reference.dtype))
+    odd = (finite != torch.isfinite(reference)) & (finite != rounded)
+    # The same sign and kind where both are not finite: an infinity for a nan is wrong.
+    odd |= ~finite & ~_same_kind(wide, reference.to(torch.float64)) & ~_same_kind(wide, exact)
+    error = torch.where(finite & torch.isfinite(exact), (wide - exact).abs(), 0.0)
+    wrong = ~(error <= bound)
+    odds, wrongs = int(odd.sum()), int(wrong.sum())
+    odd_at = _place(odd, odd.to(torch.float64)) if odds else ()
+    over = torch.where(wrong, torch.nan_to_num(error / bound, nan=math.inf), 0.0) if wrongs else error
+    at = _place(wrong, over) if wrongs else ()
+    return _Compared(
+        odd=odds,
+        odd_at=_moved_by(start, odd_at),
+        wrong=wrongs,
+        over=float(over[at]) if wrongs else 0.0,
+        error=float(error[at]) if wrongs else 0.0,
+        bound=float(bound[at]) if wrongs else 0.0,
+        at=_moved_by(start, at),
+        square=float(error.norm()) ** 2,
+    )
+
+
+def _moved_by(start: int, at: tuple[int, ...]) -> list[int]:
+    return [at[0] + start, *at[1:]] if at else []
 
 
 def _same_kind(a: Tensor, b: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hotswap.optimizer.judge import chunks
+from hotswap.optimizer.judge import chunks, target
 from hotswap.optimizer.judge.oracle import Oracle
 
 ROWS = (((0, 0),), ((0, 1),))
@@ -101,6 +101,28 @@ def test_chunks_give_the_same_values_in_less_memory(
 def test_every_value_is_bit_for_bit_the_same_where_rows_do_not_touch() -> None:
     inputs = [draw(37, 53)]
     torch.testing.assert_close(Oracle(softmax, inputs, ROWS)(inputs), Oracle(softmax, inputs)(inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bounds_and_verdicts_are_the_same_in_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw(37, 53).to(dtype)
+    oracle = Oracle(softmax, [x])
+    (whole,) = target.targets(softmax, oracle, [x], torch.Generator().manual_seed(1))
+    answers = [softmax(x)[0] for _ in range(4)]
+    answers[1][5, 7], answers[1][30, 2], answers[2][36, 52] = 0.9, 1.0, torch.nan
+    answers[3] *= 1 + 2 * torch.finfo(dtype).eps
+    said = [target.misfit([a], [whole]) for a in answers]
+    monkeypatch.setattr(target, "_BLOCK", 5 * 53)
+    (blocks,) = target.targets(softmax, oracle, [x], torch.Generator().manual_seed(1))
+    assert whole.bound is not None
+    assert blocks.bound is not None
+    torch.testing.assert_close(blocks.bound, whole.bound, rtol=1e-12, atol=0)
+    assert blocks.norm_bound == pytest.approx(whole.norm_bound, rel=1e-12)
+    assert [target.misfit([a], [blocks]) for a in answers] == said
+    assert said[0] is None
+    assert "worst" in str(said[1])
+    assert "at [30, 2]" in str(said[1])
+    assert "1 of 1961 values, first [36, 52]" in str(said[2])
 
 
 def _centred(x: Tensor) -> tuple[Tensor, ...]:
