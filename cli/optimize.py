@@ -43,8 +43,7 @@ def command(run: str, compile_only: bool, as_json: bool, **flags: Any) -> None:
     from ..integrator.winners import load_winners
 
     if compile_only:
-        directory = RunDirectory.open(find_run(run))
-        print_checked(check_run(directory, Extraction.load(directory.extraction)), as_json=as_json)
+        print_checked(check_run(find_run(run)), as_json=as_json)
         return
     with resumable(RunDirectory.open(find_run(run))) as directory, progress() as bars:
         if not directory.done("extract"):
@@ -75,14 +74,19 @@ def print_checked(tasks: Iterator[TaskCheck], *, as_json: bool) -> None:
         table = Table("setting", "kernel", "warps", "registers", "spilled B", "shared B", box=None, pad_edge=False)
         table.title, table.title_justify = task.task, "left"
         table.add_column("not tried because", overflow="fold")
-        usual = task.settings[0].knobs
+        usual, seen = task.settings[0].knobs, set[str]()
         for setting in task.settings:
             turned = ", ".join(f"{k}={v}" for k, v in setting.knobs.items() if v != usual[k]) or "best guess"
-            for kernel in setting.build.kernels:
-                figures = (kernel.warps, kernel.registers, kernel.stack, kernel.shared)
-                table.add_row(turned, kernel.name, *map(str, figures), kernel.trouble(task.target) or "")
             if setting.build.error is not None:
                 table.add_row(turned, "", "", "", "", "", setting.build.error)
+            elif setting.build.launches not in seen:
+                for kernel in setting.build.kernels:
+                    figures = (kernel.warps, kernel.registers, kernel.stack, kernel.shared)
+                    table.add_row(turned, kernel.name, *map(str, figures), kernel.trouble(task.target) or "")
+            seen.add(setting.build.launches)
+        same = len(task.settings) - len({s.build.launches for s in task.settings})
+        if same:
+            table.caption, table.caption_justify = f"{same} more settings do the same as one above", "left"
         results().print(table)
         results().print()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, task_folder
@@ -12,7 +13,6 @@ from ..optimizer.codegen.lower import Unsupported, lower
 from ..optimizer.codegen.triton_check import Checked, Screen, check
 from ..optimizer.codegen.triton_compile import Target
 from ..optimizer.proposers.template import examples
-from .run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,16 @@ class TaskCheck(Record):
     reason: str | None
 
 
-def check_run(directory: RunDirectory, extraction: Extraction) -> Iterator[TaskCheck]:
-    """Yield every task in its order; raise EnvironmentMissing where Triton or its disassembler is not installed."""
+def check_run(folder: Path) -> Iterator[TaskCheck]:
+    """Yield every task of a run in its order. It only reads: a run that is under way may be looked at.
+
+    Raises RecordError where there are no tasks, EnvironmentMissing where Triton or its disassembler is not installed.
+    """
     target = Target.here() or Target()
+    extraction = Extraction.load(folder / "extraction.json")
     for rank, task in enumerate(extraction.tasks):
         screen = Screen(task, target)
-        loaded = load_task(task_folder(directory.tasks, rank, task))
+        loaded = load_task(task_folder(folder / "tasks", rank, task))
         try:
             program = lower(loaded.reference, examples(loaded))
         except Unsupported as why:

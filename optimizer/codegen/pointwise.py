@@ -94,13 +94,35 @@ for _name, _ops in {
 
 @register(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
 def _add(t: Translation, node: fx.Node) -> Tensor:
-    op = "add" if node.target in (aten.add.Tensor, aten.add.Scalar) else "sub"
+    return _added(t, node, "add" if node.target in (aten.add.Tensor, aten.add.Scalar) else "sub")
+
+
+def _added(t: Translation, node: fx.Node, op: str) -> Tensor:
     dtype, why = result_dtype(node), str(node.target)
     left, right = (t.operand(a) for a in node.args[:2])
     alpha: Any = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     if alpha != 1:
         right = t.builder.pointwise("mul", [right, alpha], dtype, dtype, why)
     return t.builder.pointwise(op, [left, right], dtype, dtype, why)
+
+
+@register(aten.add_.Scalar, aten.add_.Tensor, aten.mul_.Scalar, aten.mul_.Tensor)
+def _in_place(t: Translation, node: fx.Node) -> Tensor:
+    """Decompositions of torch change what they have just made; where nobody else sees that, it is the pure op."""
+    (made, *_) = node.args
+    if not isinstance(made, fx.Node) or set(made.users) != {node} or not _is_new(made):
+        raise Unsupported(f"{node.target}: changes a tensor that something else reads")
+    if node.target in (aten.add_.Scalar, aten.add_.Tensor):
+        return _added(t, node, "add")
+    return t.builder.pointwise("mul", [t.operand(a) for a in node.args], result_dtype(node), result_dtype(node), "mul_")
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether a tensor has memory of its own: it is no argument of the region and no view."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    aliases = [r.alias_info for r in node.target._schema.returns if r.alias_info is not None]
+    return all(a.is_write for a in aliases)
 
 
 @register(aten.rsub.Scalar, aten.rsub.Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from .aten import Translation, argument, dims_of, dtype_name, meta, register, result_dtype
+from .axes import Unsupported
 from .build import Number, Tensor, computed_in
 from .program import ReduceOp
 
@@ -34,6 +36,22 @@ def _sum(t: Translation, node: fx.Node) -> Tensor:
 def _extreme(t: Translation, node: fx.Node) -> Tensor:
     op: ReduceOp = "max" if node.target is aten.amax.default else "min"
     return _reduced(t, op, node, argument(node, 1, "dim", None), keep=bool(argument(node, 2, "keepdim", False)))
+
+
+@register(aten.linalg_vector_norm.default)
+def _vector_norm(t: Translation, node: fx.Node) -> Tensor:
+    """Norms of order 1, 2 and infinity; `dtype` is what the reference computes in."""
+    b, tensor, dtype = t.builder, t.tensor(node.args[0]), result_dtype(node)
+    order: Any = argument(node, 1, "ord", 2)
+    held, dims = computed_in(dtype), dims_of(tensor, argument(node, 2, "dim", None))
+    keep = bool(argument(node, 3, "keepdim", False))
+    if order not in (1, 2, math.inf):
+        raise Unsupported(f"{node.target}: order {order}")
+    value = b.cast(tensor.value, held)
+    value = b.compute("mul", (value, value), held) if order == 2 else b.compute("abs", (value,), held)
+    op: ReduceOp = "max" if order == math.inf else "sum"
+    total = b.reduce(op, replace(tensor, value=value), dims, keep=keep, dtype=dtype)
+    return replace(total, value=b.compute("sqrt", (total.value,), held), dtype=dtype) if order == 2 else total
 
 
 @register(aten.prod.dim_int)

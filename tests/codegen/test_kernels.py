@@ -195,6 +195,22 @@ def test_integers_and_booleans_are_computed_as_such(kernels: Kernels) -> None:
             assert torch.equal(got, want)
 
 
+def test_norms_of_torch_itself_are_computed(kernels: Kernels) -> None:
+    def norms(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        width = (x.shape[-1],)
+        return (
+            functional.rms_norm(x, width, w, 1e-6),
+            functional.normalize(x, dim=-1),
+            torch.linalg.vector_norm(x, 1, dim=-1),
+            torch.linalg.vector_norm(x, math.inf, dim=-1),
+        )
+
+    kernel = kernels.build(norms, (torch.randn(4, 6), torch.randn(6)))
+    inputs = torch.randn(5, 33), torch.randn(33)
+    for got, want in zip(kernel(*inputs), exact(norms, inputs), strict=True):
+        assert_close(got, want, 33)
+
+
 def test_heads_are_split_permuted_and_put_together_again(kernels: Kernels) -> None:
     def heads(x: Tensor) -> tuple[Tensor, Tensor]:
         split = x.view(x.shape[0], x.shape[1], -1, 4).transpose(1, 2)
