@@ -24,5 +24,6 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
         return [PackedLinear(loaded), CpuAttention(loaded), Epilogue(loaded), Template(loaded)]
     return [
         CrossEntropy(loaded), MergedLinears(loaded), MergedMatmul(loaded), PaddedLinear(loaded),
-        AttentionChoice(loaded), Gemv(loaded), MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded), Apart(loaded),
+        AttentionChoice(loaded), Gemv(loaded), MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded),
+        Apart(loaded),
     ]  # fmt: skip

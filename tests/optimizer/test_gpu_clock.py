@@ -7,9 +7,6 @@ import torch
 
 from hotswap.optimizer.device_clock import NotCapturable, capture, cold_sets, interleaved
 
-gpu = pytest.mark.gpu
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def test_input_sets_together_are_twice_the_cache_and_two_at_least() -> None:
     assert cold_sets(32 * 2**20, 50 * 2**20) == 4
@@ -33,8 +30,7 @@ def test_every_arm_has_a_block_in_every_round_and_who_begins_moves_on() -> None:
     assert "".join(order) == "abcbcacab"
 
 
-@gpu
-@needs_cuda
+@pytest.mark.gpu
 def test_a_graph_replay_times_a_copy_at_no_more_than_the_memory_can_do_and_no_less_than_half() -> None:
     size = 256 * 2**20
     sets = [[torch.empty(size, dtype=torch.uint8, device="cuda").random_()] for _ in range(2)]
@@ -51,16 +47,14 @@ def test_a_graph_replay_times_a_copy_at_no_more_than_the_memory_can_do_and_no_le
     assert alone * 0.8 < us < alone * 1.5
 
 
-@gpu
-@needs_cuda
+@pytest.mark.gpu
 def test_a_short_kernel_is_timed_without_its_launch() -> None:
     sets = [[torch.rand(1024, device="cuda")] for _ in range(4)]
     us = min(capture(torch.neg, sets).block(0.02) for _ in range(3))
     assert us < 4  # the host needs about 5 us to launch one
 
 
-@gpu
-@needs_cuda
+@pytest.mark.gpu
 def test_outputs_of_the_last_round_are_those_of_each_input_set() -> None:
     sets = [[torch.full((8,), float(n), device="cuda")] for n in range(3)]
     replay = capture(lambda x: x + 1, sets, calls=6)
@@ -70,8 +64,7 @@ def test_outputs_of_the_last_round_are_those_of_each_input_set() -> None:
     assert [float(out[0]) for out in replay.outputs()] == [1.0, 11.0, 3.0]
 
 
-@gpu
-@needs_cuda
+@pytest.mark.gpu
 def test_a_function_that_synchronises_is_not_capturable_and_the_device_works_on() -> None:
     sets = [[torch.rand(8, device="cuda")] for _ in range(2)]
     with pytest.raises(NotCapturable):
