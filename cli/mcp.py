@@ -61,12 +61,14 @@ def make_server(desk: Desk, name: str) -> MCPServer:
     @server.tool()
     def read_task(task: str) -> dict[str, Any]:
         """Read one task: its record (shapes, strides, dtypes, weights), reference, best kernel so far, and contract."""
-        return _said(desk.read, task)
+        found: dict[str, Any] = _said(desk.read, task)
+        return found
 
     @server.tool()
     def history(task: str) -> list[dict[str, Any]]:
         """List every attempt on a task: who, from which parent, how it ended and why."""
-        return _said(desk.history, task)
+        found: list[dict[str, Any]] = _said(desk.history, task)
+        return found
 
     @server.tool()
     def try_candidate(task: str, source: str, parent: str | None = None) -> dict[str, Any]:

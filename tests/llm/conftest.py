@@ -16,7 +16,7 @@ from hotswap.optimizer.ledger import Ledger
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the provider's key be in the environment, as a user's is."""
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    return SECRET
+    return str(SECRET)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from hotswap.extractor.new_task import new_task
 from hotswap.extractor.task import Task
 from hotswap.integrator.agent_guide import write_agent_guide
 from hotswap.integrator.desk import Desk
-from hotswap.integrator.run_directory import RunDirectory
+from hotswap.integrator.run_directory import STAGES, RunDirectory
 from hotswap.models.errors import CandidateRejected, RecordError, RecordLocked, SpecError
 from hotswap.optimizer.ledger import Ledger
-from hotswap.optimizer.verdict import Verdict
 from hotswap.optimizer.winner import Winner
 
 REFERENCE = """
@@ -36,7 +35,7 @@ def inputs(seed, shape_index=0):
 """
 
 
-class TurnJudge(ScriptedJudge):
+class TurnJudge(ScriptedJudge):  # type: ignore[misc]
     """A scripted judge that takes a moment, and notes how many judge at once."""
 
     at_once = most = opened = 0
@@ -52,7 +51,7 @@ class TurnJudge(ScriptedJudge):
     def __exit__(self, *ended: object) -> None:
         pass
 
-    def verdict(self, source: str) -> Verdict:
+    def verdict(self, source: str) -> Any:
         with self.lock:
             TurnJudge.at_once += 1
             TurnJudge.most = max(TurnJudge.most, TurnJudge.at_once)
@@ -69,8 +68,8 @@ def run(tmp_path: Path, gelu: Task, monkeypatch: pytest.MonkeyPatch) -> Path:
     with RunDirectory.create("model", out=tmp_path / "run") as directory:
         gelu.save(directory.tasks / "00-gelu" / "task.json")
         (directory.tasks / "00-gelu" / "reference.py").write_text(REFERENCE)
-        for stage in ("profile", "extract", "optimize"):
-            directory.finish(stage, 1.0)  # type: ignore[arg-type]
+        for stage in STAGES[:3]:
+            directory.finish(stage, 1.0)
     return tmp_path / "run"
 
 
@@ -219,8 +218,8 @@ def test_a_candidate_written_from_what_show_gives_goes_through_the_real_judge(tm
     (tmp_path / "gelu.py").write_text(REFERENCE)
     with RunDirectory.create("model", out=tmp_path / "run") as directory:
         new_task(tmp_path / "gelu.py", directory.tasks / "00-gelu")
-        for stage in ("profile", "extract", "optimize"):
-            directory.finish(stage, 1.0)  # type: ignore[arg-type]
+        for stage in STAGES[:3]:
+            directory.finish(stage, 1.0)
     source = "import torch\n\n\ndef kernel(x):\n    return torch.nn.functional.gelu(x)\n"
     tried = Desk(tmp_path / "run", block_s=0.002).submit("gelu", source)
     assert tried.verdict.accepted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -56,12 +58,12 @@ def test_off_a_terminal_only_the_plain_lines_are_said(capsys: pytest.CaptureFixt
 
 def test_scalars_are_written_once_an_attempt(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    accumulator: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
 
     with SearchScalars(tmp_path) as scalars:
         scalars.write(STANDING)
         scalars.write(STANDING)
-    events = EventAccumulator(str(tmp_path))
+    events = accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(e.step, round(e.value, 3)) for e in events.Scalars("search/predicted_speedup")] == [(5, 1.087)]
     assert [e.value for e in events.Scalars("search/best/gelu")] == [1.5]
