@@ -64,7 +64,7 @@ def integrate(
     """Return the report of the finished run; it is on disk in all its forms, and `patched/` beside it."""
     started = time.monotonic()
     found = _Findings()
-    work = _Integration(directory, workload, settings, progress, found)
+    work = _Integration(directory, workload, settings, progress, found, extraction)
 
     def report() -> Report:
         seconds = {**directory.run.stages, "integrate": time.monotonic() - started}
@@ -86,15 +86,23 @@ class _Integration:
     """One integration at work on a live model. One Patch a tail serves all of it: dropped kernels are switched off."""
 
     def __init__(
-        self, directory: RunDirectory, workload: Workload, settings: Settings, progress: Progress, found: _Findings
+        self,
+        directory: RunDirectory,
+        workload: Workload,
+        settings: Settings,
+        progress: Progress,
+        found: _Findings,
+        extraction: Extraction,
     ) -> None:
         self.directory = directory
         self.workload = workload
         self.settings = settings
         self.progress = progress
         self.found = found
+        self.way = extraction.way
         self.heaviest = max(workload.calls, key=lambda call: call.weight)
-        self.kept = {w.fingerprint: w for w in load_winners(directory.folder) if w.choice == "kernel"}
+        winners = load_winners(directory.folder) if extraction.tasks else ()  # a model may hold no task at all
+        self.kept = {w.fingerprint: w for w in winners if w.choice == "kernel"}
         self.patches: dict[Tail, Patch] = {}
         self.compiled: dict[str, Callable[[], object]] = {}
         self.compile_s: dict[str, float] = {}
@@ -118,7 +126,7 @@ class _Integration:
 
     def _patch(self, tail: Tail) -> Patch:
         if tail not in self.patches:
-            made = Patch(self.workload.model, self.directory.folder, tail)
+            made = Patch(self.workload.model, self.directory.folder, tail, self.way)
             for winner in made.winners:
                 if winner.choice == "kernel" and winner.fingerprint not in self.kept:
                     made.enable(winner.fingerprint, False)
@@ -188,6 +196,12 @@ class _Integration:
 
     def _choose_tail(self) -> None:
         """Measure what runs the rest of the graph best: eager as it is, or Inductor."""
+        if self.way == "module":
+            self.found.notes.append(
+                "kernels stand for whole modules, as the model gives no graph: all else runs in plain eager, "
+                "and patched/, which swaps in graphs, leaves this model alone"
+            )
+            return
         if self.settings.mode != "auto":
             self.found.tail = self.settings.mode
             return

@@ -21,7 +21,7 @@ from .in_place import InPlace, owner_of
 from .module_way import ModuleWay
 from .results import Engagement, Tail
 from .swap_graph import GraphSwap, Sites
-from .winners import RunLike, chosen_tail, load_winners
+from .winners import RunLike, chosen_tail, chosen_way, load_winners
 
 Way = Literal["graph", "module"]
 
@@ -134,13 +134,14 @@ class Patch:
         self._way.remove()
 
 
-def patch(model: nn.Module, run: RunLike, *, tail: Tail | None = None, way: Way = "graph") -> Patch:
+def patch(model: nn.Module, run: RunLike, *, tail: Tail | None = None, way: Way | None = None) -> Patch:
     """Put a run's winners into `model`, in place, and return the Patch; `unpatch` undoes it.
 
     Graphs are compiled at the first call of each kind. tail: what runs the rest of each graph; by default what the run
     measured as best. way: "module" replaces only modules whose whole forward a kernel computes, and leaves all else in
-    plain eager, as a debugger or a model that Dynamo cannot follow needs it.
+    plain eager, as a debugger or a model that Dynamo cannot follow needs it; by default the way the run was captured.
     """
+    way = way or chosen_way(run)
     _check_patchable(model, way)
     made = Patch(model, run, tail, way)
     made._install()
@@ -167,8 +168,9 @@ def patch_of(model: nn.Module) -> Patch | None:
 
 
 @contextmanager
-def patched(model: nn.Module, run: RunLike, *, tail: Tail | None = None, way: Way = "graph") -> Iterator[Patch]:
+def patched(model: nn.Module, run: RunLike, *, tail: Tail | None = None, way: Way | None = None) -> Iterator[Patch]:
     """A context in which `model` is patched."""
+    way = way or chosen_way(run)
     _check_patchable(model, way)
     with Patch(model, run, tail, way).installed() as made:
         yield made

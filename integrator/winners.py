@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+from ..extractor.task import Extraction
 from ..models.cache import cache_dir
 from ..models.environment import environment
 from ..models.errors import RecordError, SpecError
@@ -57,6 +58,12 @@ def chosen_tail(run: RunLike) -> Tail:
     """Return the tail that a finished run measured as best, "eager" where it has not come that far."""
     report = run_folder(run) / "report.json"
     return Report.load(report).tail if report.exists() else "eager"
+
+
+def chosen_way(run: RunLike) -> Literal["graph", "module"]:
+    """Return the way a run's model was captured, which is how its winners fit; "graph" where it has no record."""
+    extraction = run_folder(run) / "extraction.json"
+    return Extraction.load(extraction).way if extraction.exists() else "graph"
 
 
 def store_folder() -> Path:
