@@ -1,0 +1,135 @@
+"""Measure one row of the suite: build the arms, check ours, time all of them in interleaved blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotswap.integrator.blocks import Pace, Timed, warm
+from hotswap.integrator.measure import many_rounds, measure, pace_for
+from hotswap.integrator.results import Tail
+from hotswap.models.workload import Call
+from hotswap.optimizer.verdict import Arm
+from hotswap.profiler.limits import measure as measure_limits
+
+from .account import device_work, differences, floor_ms, peak_mb
+from .arms import BuiltArm, build_arm, ours_name
+from .suite import Row, Size, build
+
+# Twice the error that eager itself has to fp32, and a little for where that is nothing.
+_ERROR_RATIO, _ERROR_FLOOR = 2.0, 1e-3
+_LARGEST_IN_FP32 = 4e9
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to measure. seconds: after which no further arm is built; the race comes on top, `race_seconds` at most."""
+
+    size: Size = "full"
+    device: str = "cuda"
+    rivals: tuple[str, ...] = ("compile", "reduce-overhead")
+    tails: tuple[Tail, ...] = ("cudagraph", "inductor-cudagraph")
+    kernels: str = "store"
+    seconds: float = 150.0
+    race_seconds: float = 25.0
+
+
+def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Return the rows of the result file for one workload: one an arm, ours among them, the reason where one is not."""
+    started = time.monotonic()
+    model, call = build(row, asked.size, asked.device)
+    say(f"built in {time.monotonic() - started:.0f} s")
+    with torch.no_grad():
+        limits = measure_limits(asked.device)
+        floor = floor_ms(model, call, limits, causal=row.causal)
+        pace = pace_for(model) if asked.size != "tiny" else Pace(rounds=8, block_s=0.02, warm_s=0.1)
+        built, notes = _arms(model, call, asked, started, say)
+        ours = _best_of_ours(built, model, call, pace, notes, say)
+        race = _race(built, ours, call, pace, asked)
+        facts = {arm.name: device_work(arm.call) | {"peak_mb": peak_mb(arm.call)} for arm in built.values()}
+    common = {"workload": f"{row.model}@{asked.size}", "shape": row.shape(asked.size), "dtype": "bfloat16", **floor}
+    rows = []
+    for arm in race.arms:
+        name = "ours" if arm.name == ours else arm.name
+        made = built[arm.name]
+        rows.append(
+            common
+            | _timing(arm, race.speedup.get(arm.name), floor["floor_ms"])
+            | {"arm": name, "compile_s": made.compile_s, "held_mb": made.held_mb}
+            | facts[arm.name]
+            | made.facts
+            | ({"tail": ours} if arm.name == ours else {})
+        )
+    rows += [common | {"arm": name, "ms": None, "note": note} for name, note in notes.items()]
+    return rows
+
+
+def _timing(arm: Arm, faster: Any, floor: float) -> dict[str, Any]:
+    ms = arm.median_us / 1e3
+    return {
+        "ms": ms,
+        "samples_ms": [us / 1e3 for us in arm.samples_us],
+        "ours_faster": faster.to_dict() if faster is not None else None,
+        "times_floor": ms / floor if floor else None,
+    }
+
+
+def _arms(
+    model: Any, call: Call, asked: Asked, started: float, say: Callable[[str], object]
+) -> tuple[dict[str, BuiltArm], dict[str, str]]:
+    """Return the arms that could be built, and why others could not."""
+    built: dict[str, BuiltArm] = {}
+    notes: dict[str, str] = {}
+    # Ours first: merged weights move once, which torch's own graphs, captured before, would have to follow.
+    for name in ("eager", *(ours_name(tail) for tail in asked.tails), *asked.rivals):
+        begun = time.monotonic()
+        if begun - started > asked.seconds:
+            notes[name] = f"not measured: {asked.seconds:.0f} s were spent before it"
+            continue
+        try:
+            built[name] = build_arm(name, model, call, asked.kernels)
+        except Exception as error:  # compilers and other people's kernels raise what they like; the row goes on
+            notes[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        say(f"{name}: {notes.get(name) or f'ready in {time.monotonic() - begun:.0f} s'}")
+    return built, notes
+
+
+def _best_of_ours(
+    built: dict[str, BuiltArm], model: Any, call: Call, pace: Pace, notes: dict[str, str], say: Callable[[str], object]
+) -> str | None:
+    """Return the arm of ours that is right and quickest in a trial; the others leave the race with their figure."""
+    trial: dict[str, float] = {}
+    wider = sum(p.numel() for p in model.parameters()) <= _LARGEST_IN_FP32
+    for name in [n for n in built if n.startswith("ours")]:
+        apart = differences(model, call, built[name].call(), wider=wider)
+        built[name].facts["check"] = apart
+        bound = max(_ERROR_RATIO * apart.get("eager_to_fp32", 0.01), _ERROR_FLOOR)
+        if apart.get("to_fp32", apart["to_eager"]) > bound:
+            notes[name] = f"wrong: {apart}"
+            del built[name]
+            continue
+        trial[name] = warm(Timed(built[name].call), pace)
+        say(f"{name}: {trial[name] * 1e3:.2f} ms in a trial, {apart}")
+    best = min(trial, key=lambda name: trial[name], default=None)
+    for name in trial:
+        if name != best:
+            notes[name] = f"{trial[name] * 1e3:.3f} ms in a trial; {best} was quicker"
+            del built[name]
+    return best
+
+
+def _race(built: dict[str, BuiltArm], ours: str | None, call: Call, pace: Pace, asked: Asked) -> Any:
+    calls: dict[str, Timed] = {name: Timed(arm.call) for name, arm in built.items()}
+    step_s = warm(calls["eager"], pace)
+    if asked.size != "tiny":
+        pace = many_rounds(pace, step_s, len(calls), asked.race_seconds)
+    return measure(calls, call=call, subject=ours or "eager", pace=pace)
+
+
+def rivals_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the timed arms of torch.compile among `rows`."""
+    return [r for r in rows if r["ms"] is not None and r["arm"] in ("compile", "reduce-overhead", "max-autotune")]

@@ -1,0 +1,98 @@
+"""The workloads of the suite: real dimensions, random weights, bf16; each with the sizes it can be asked in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from hotswap.models.hub import from_config_alone
+from hotswap.models.inputs import example_calls
+from hotswap.models.workload import Call
+from hotswap.models.zoo.catalog import config, names
+
+Size = Literal["full", "slice", "tiny"]
+
+CONFIGS = Path(__file__).parent / "configs.json"
+
+# What a tiny size is called with: on a CPU, in seconds.
+_TINY_BATCH, _TINY_LENGTH = 2, 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload. length: tokens or frames, None for what has one size (images). padded: rows of the batch end early.
+
+    causal: half of attention's products are not needed, which the floor leaves out.
+    """
+
+    model: str
+    batch: int
+    length: int | None
+    causal: bool = False
+    padded: bool = False
+
+    def shape(self, size: Size) -> str:
+        batch, length = self.sizes(size)
+        return f"{batch}x{length}{' padded' if self.padded else ''}" if length else f"{batch}"
+
+    def sizes(self, size: Size) -> tuple[int, int | None]:
+        if size == "tiny":
+            return _TINY_BATCH, _TINY_LENGTH if self.length else None
+        return self.batch, self.length
+
+
+ROWS: tuple[Row, ...] = (
+    Row("llama-3.2-1b", 1, 2048, causal=True),
+    Row("bert-base", 8, 512),
+    Row("gpt2", 8, 1024, causal=True),
+    Row("qwen3-0.6b", 1, 2048, causal=True),
+    Row("vit-l16", 32, None),
+    Row("bert-base", 32, 128, padded=True),
+    Row("llama-3.2-1b", 8, 512, causal=True),
+    Row("modernbert-large", 8, 512),
+    Row("siglip-so400m", 32, None),
+    Row("whisper-large-v3-turbo-encoder", 8, None),
+    Row("llama-3.1-8b", 1, 2048, causal=True),
+    Row("llama-3.1-8b", 8, 512, causal=True),
+    Row("qwen3-8b", 1, 2048, causal=True),
+)
+
+
+def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
+    """Return the model with random weights and its call, both on the device, in bf16."""
+    model = from_config_alone(
+        fields(row.model, size), name=f"{row.model}@{size}", dtype=torch.bfloat16, device=device, seed=0
+    )
+    if row.model.endswith("-encoder"):
+        model = model.get_encoder()
+    batch, length = row.sizes(size)
+    (call,) = example_calls(model, batch=batch, seq_lens=(length,) if length else (), seed=0)
+    given = {k: v for k, v in call.kwargs.items() if k not in ("attention_mask", "labels", "token_type_ids")}
+    if row.padded:
+        given["attention_mask"] = _ends_early(given["input_ids"])
+    placed = tree_map_only(torch.Tensor, lambda t: _on(t, device), given)
+    return model, Call(kwargs=placed, name=row.shape(size))
+
+
+def fields(model: str, size: Size) -> dict[str, Any]:
+    """Return the config's fields: the zoo's, or of `configs.json`, which has the same form."""
+    if model in names():
+        return config(f"{model}@{size}")
+    entry = json.loads(CONFIGS.read_text(encoding="utf-8"))[model]
+    return {**entry["config"], **(entry[size] if size != "full" else {})}
+
+
+def _on(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return tensor.to(device, torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
+
+
+def _ends_early(ids: torch.Tensor) -> torch.Tensor:
+    """Return a mask in which the first row is whole and the last keeps a quarter."""
+    rows, length = ids.shape
+    keeps = torch.linspace(length, length / 4, rows).round().long()
+    return (torch.arange(length)[None] < keeps[:, None]).long()

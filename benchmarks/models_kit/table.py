@@ -1,0 +1,66 @@
+"""Show the result file: a markdown table for README, and one line a workload while it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .race import rivals_of
+
+Rows = Sequence[dict[str, Any]]
+
+
+def workloads(rows: Rows) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows of each (workload, shape), in the file's order."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["workload"], row["shape"]), []).append(row)
+    return found
+
+
+def markdown(rows: Rows) -> str:
+    """Return a table with a line a workload: ms of each arm, ours against the best of torch.compile, times the floor."""
+    titles = (
+        "workload",
+        "shape",
+        "eager ms",
+        "torch.compile ms",
+        "ours ms",
+        "over torch.compile",
+        "over eager",
+        "x floor",
+    )
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for (workload, shape), arms in workloads(rows).items():
+        by_name = {r["arm"]: r for r in arms}
+        ours, eager = by_name.get("ours"), by_name.get("eager")
+        best = min(rivals_of(arms), key=lambda r: r["ms"], default=None)
+        cells = [
+            workload,
+            shape,
+            _ms(eager),
+            f"{best['ms']:.2f} ({best['arm']})" if best else "-",
+            _ms(ours),
+            _ratio(best),
+            _ratio(eager),
+            f"{ours['times_floor']:.2f}" if ours and ours.get("times_floor") else "-",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def line(rows: Rows) -> str:
+    """Return one line about one workload."""
+    told = [f"{r['arm']} {r['ms']:.2f} ms" if r["ms"] is not None else f"{r['arm']}: {r['note']}" for r in rows]
+    best = min(rivals_of(rows), key=lambda r: r["ms"], default=None)
+    beside = f"  over {best['arm']} {_ratio(best)}" if best else ""
+    return f"{rows[0]['workload']} {rows[0]['shape']}: {', '.join(told)}{beside}"
+
+
+def _ms(row: dict[str, Any] | None) -> str:
+    return f"{row['ms']:.2f}" if row and row["ms"] is not None else "-"
+
+
+def _ratio(row: dict[str, Any] | None) -> str:
+    faster = row.get("ours_faster") if row else None
+    return f"{faster['median']:.2f}x [{faster['low']:.2f}, {faster['high']:.2f}]" if faster else "-"
