@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..models.record import write_text
+from ..models.record import write_bytes, write_text
 from .reference import reference_source
 from .sizes import size_symbols
 from .task import Task, TensorSpec
@@ -29,14 +29,14 @@ def write_task(
     home: Path, task: Task, module: fx.GraphModule, tensors: Sequence[Sequence[torch.Tensor]], title: str
 ) -> None:
     """Write the folder `home`. module: what the task computes; tensors: the inputs of each case, in their order."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}
     for case, each in zip(task.cases, tensors, strict=True):
         kept.update(storages(case.inputs, each))
     source = reference_source(module, title) + _STANDALONE.format(specs=_spelled(task))
     write_text(home / "reference.py", source)
-    save_file(kept, home / "inputs.safetensors")
+    write_bytes(home / "inputs.safetensors", save(kept))
     task.save(home / "task.json")
 
 

@@ -62,13 +62,18 @@ class Record:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically, making its folder; raise ResourceExhausted when the disk refuses."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically, making its folder; raise ResourceExhausted when the disk refuses."""
     # Not mkstemp: its files are 0600 whatever the umask, and a report is there to be shown to others.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("xb") as file:
+                file.write(content)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

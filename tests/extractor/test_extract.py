@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hotswap.extractor.capture import capture
 from hotswap.extractor.extract import extract, module_path
 from hotswap.extractor.load_task import load_task
 from hotswap.extractor.task import Extraction, task_folder
-from hotswap.models.errors import InputError, ModelRaised, RecordError
+from hotswap.models.errors import InputError, ModelRaised, RecordError, ResourceExhausted
 from hotswap.models.workload import Call, Workload
 from hotswap.profiler.recording import CallProfile, Limits, Profile
 
@@ -55,6 +57,21 @@ def extracted(workload: Workload, folder: Path, top: int = 8) -> Extraction:
 def twice() -> Workload:
     torch._dynamo.reset()
     return Workload(Twice().eval(), (Call(kwargs={"wide": torch.randn(2, 5, 32)}),))
+
+
+def test_a_disk_with_no_room_for_the_inputs_of_a_task_is_one_clear_error(
+    twice: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if "safetensors" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr("hotswap.models.record.Path.open", full)
+    with pytest.raises(ResourceExhausted, match=r"inputs\.safetensors: cannot be written \(No space left"):
+        extracted(twice, tmp_path)
 
 
 def test_a_block_called_with_two_shapes_gives_one_task_with_both(twice: Workload, tmp_path: Path) -> None:
