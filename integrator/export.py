@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 from ..models.errors import ResourceExhausted, SpecError
 from ..models.record import write_text
@@ -33,11 +33,15 @@ _SPECS = "models/spec.py"
 
 @dataclass(frozen=True)
 class Made:
-    """What to say of the model an export is from. name: its class. spec: None for a model handed over in Python."""
+    """What to say of the model an export is from.
+
+    name: its class. spec: None for a model handed over in Python. way: how it was captured, and so how it is patched.
+    """
 
     name: str
     spec: str | None = None
     options: LoadOptions = field(default_factory=LoadOptions)
+    way: Literal["graph", "module"] = "graph"
 
 
 def export(folder: Path, winners: Sequence[Winner], made: Made, *, tail: Tail = "eager") -> Path:
@@ -128,6 +132,7 @@ def _about(made: Made, tail: Tail) -> tuple[dict[str, Any], dict[str, str]]:
         "inputs_copied": made.options.inputs is not None,
         "options": options,
         "tail": tail,
+        "way": made.way,
         "hotswap": __version__,
     }
     return about, copies

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..models.errors import CandidateRejected
 from ..optimizer.winner import Domain, Winner
@@ -74,7 +75,7 @@ class KernelSite:
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether inputs of this layout, fake ones too, lie in the kernel's domain."""
-        return outside(self._domain, inputs, self.kernel.contiguous) is None
+        return outside(self._domain, tuple(_sized(t) for t in inputs), self.kernel.contiguous) is None
 
     def drop_packed(self) -> None:
         """Let packed weights go, as large as weights as they are; a later call packs anew."""
@@ -133,6 +134,18 @@ class KernelSite:
         else:
             outputs = self.kernel.call(*inputs)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
+def _sized(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor of the sizes a symbolic one had while tracing: asking the symbols would add guards."""
+    if not any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride())):
+        return tensor
+    shape, stride = (
+        [int(n.node.hint) if isinstance(n, torch.SymInt) else n for n in part()]
+        for part in (tensor.size, tensor.stride)
+    )
+    with FakeTensorMode():
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
 
 
 def _aliasing(inputs: Inputs, outputs: Outputs) -> str | None:
