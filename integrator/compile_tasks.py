@@ -9,7 +9,8 @@ from pathlib import Path
 from ..extractor.load_task import load_task
 from ..extractor.task import Extraction, task_folder
 from ..models.record import Record
-from ..optimizer.codegen.lower import Unsupported, lower
+from ..optimizer.codegen.chain import lower_chain
+from ..optimizer.codegen.lower import Unsupported
 from ..optimizer.codegen.triton_check import Checked, Screen, check
 from ..optimizer.codegen.triton_compile import Target
 from ..optimizer.proposers.template import examples
@@ -36,8 +37,8 @@ def check_run(folder: Path) -> Iterator[TaskCheck]:
         screen = Screen(task, target)
         loaded = load_task(task_folder(folder / "tasks", rank, task))
         try:
-            program = lower(loaded.reference, examples(loaded))
+            chain = lower_chain(loaded.reference, examples(loaded))
         except Unsupported as why:
             yield TaskCheck(task.name, target, (), str(why))
             continue
-        yield TaskCheck(task.name, target, tuple(check(task, program, screen)), None)
+        yield TaskCheck(task.name, target, tuple(check(task, chain, screen)), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import cpp, triton
+from .chain import Chain, joined
 from .program import LoopProgram
 
 
@@ -18,7 +19,7 @@ class Knobs(Protocol):
 
 @dataclass(frozen=True)
 class Language:
-    """How to write a program: `settings` from the best guess on, `around` one knob at a time from a known setting."""
+    """How to write a region: `settings` from the best guess on, `around` one knob at a time from a known setting."""
 
     name: str
     emit: Callable[[LoopProgram, Any], str]
@@ -26,11 +27,16 @@ class Language:
     around: Callable[[LoopProgram, Any], list[Any]]
     knobs: Callable[[Mapping[str, str | int | bool]], Any]
 
-    def sources(self, program: LoopProgram, best: Mapping[str, Any] | None = None) -> Iterator[tuple[Knobs, str]]:
-        """Yield knobs and candidate files, around the setting `best` if one is known."""
-        settings = self.settings(program) if best is None else self.around(program, self.knobs(best))
+    def sources(self, chain: Chain, best: Mapping[str, Any] | None = None) -> Iterator[tuple[Knobs, str]]:
+        """Yield knobs and candidate files, around the setting `best` if one is known.
+
+        Several programs share their knobs, and those of the first are turned: it has the bytes to move.
+        """
+        first = chain.programs[0]
+        settings = self.settings(first) if best is None else self.around(first, self.knobs(best))
         for knobs in settings:
-            yield knobs, self.emit(program, knobs)
+            made = [self.emit(program, knobs) for program in chain.programs]
+            yield knobs, made[0] if len(made) == 1 else joined(chain, made)
 
 
 CPP = Language("C++", cpp.emit, cpp.knob_space, cpp.neighbours, cpp.CppKnobs.from_dict)

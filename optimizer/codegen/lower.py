@@ -22,15 +22,16 @@ from .program import Input, LoopProgram
 Reference = Callable[..., Any]
 
 
-def lower(reference: Reference, inputs: Sequence[torch.Tensor]) -> LoopProgram:
+def lower(reference: Reference, inputs: Sequence[torch.Tensor], alike: Sequence[tuple[int, int]] = ()) -> LoopProgram:
     """Return the loop program that computes `reference`; raise Unsupported naming the op that is not one loop nest.
 
-    The program holds for every size, not for those of `inputs`; sizes below 1 cannot be traced.
+    The program holds for every size, not for those of `inputs`; sizes below 1 cannot be traced. alike: pairs of inputs
+    that always have the same shape, where nothing in the region tells.
     """
     for position, tensor in enumerate(inputs):
         if 0 in tensor.shape:
             raise Unsupported(f"example input {position} is empty: its axes cannot be told apart")
-    graph = _trace(reference, inputs).graph
+    graph = trace(reference, inputs).graph
     translation = Translation()
     described = []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -38,6 +39,10 @@ def lower(reference: Reference, inputs: Sequence[torch.Tensor]) -> LoopProgram:
         name = dtype_name(tensor.dtype)
         described.append(Input(f"x{position}", name, tensor.dim()))
         translation.values[node] = translation.builder.load(position, tensor.shape, name)
+    for left, right in alike:
+        one, other = (translation.values[placeholders[n]] for n in (left, right))
+        for a, b in zip(one.dims, other.dims, strict=True):
+            translation.builder.axes.unite(a, b, "inputs of one shape")
     for node in graph.nodes:
         if node.op == "call_function":
             _translate(translation, node)
@@ -52,7 +57,7 @@ def lower(reference: Reference, inputs: Sequence[torch.Tensor]) -> LoopProgram:
 # `pointwise`, `reductions` and `views` are imported because they fill the table.
 
 
-def _trace(reference: Reference, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+def trace(reference: Reference, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """Return the core-ATen graph of one call, without mutations of intermediates."""
     pure = torch.func.functionalize(reference, remove="mutations")
 

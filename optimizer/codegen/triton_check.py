@@ -9,8 +9,8 @@ from functools import cache
 
 from ...extractor.task import Task
 from ...models.record import Record
+from .chain import Chain
 from .language import TRITON
-from .program import LoopProgram
 from .triton_compile import Build, Compilers, Target, Tensor
 
 
@@ -41,9 +41,9 @@ class Checked(Record):
     trouble: str | None
 
 
-def check(task: Task, program: LoopProgram, screen: Screen) -> list[Checked]:
+def check(task: Task, chain: Chain, screen: Screen) -> list[Checked]:
     """Return what every setting of the first guesses compiles to, for the shapes of a task."""
-    offers = list(TRITON.sources(program))
+    offers = list(TRITON.sources(chain))
     builds = screen.builds([source for _, source in offers])
     return [
         Checked(task.name, dict(knobs.as_dict()), build, build.trouble(screen.target))

@@ -18,9 +18,9 @@ from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ..attempt import Attempt
 from ..candidate import Candidate
+from ..codegen.chain import Chain, lower_chain
 from ..codegen.language import TRITON, Language, language_of
-from ..codegen.lower import Unsupported, lower
-from ..codegen.program import LoopProgram
+from ..codegen.lower import Unsupported
 from ..codegen.triton_check import Screen
 from ..codegen.triton_compile import Target
 
@@ -41,29 +41,27 @@ class Template:
     refused: dict[str, str] = field(default_factory=dict)
     screen: Screen | None = field(default=None, repr=False)
     _first: dict[str, str] = field(default_factory=dict, repr=False)
-    _program: LoopProgram | None = field(default=None, repr=False)
+    _chain: Chain | None = field(default=None, repr=False)
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next setting nobody tried; None when all were, or the region is no loop nest."""
         own = [a for a in history if a.proposer == self.name]
         language = language_of(task.device)
-        program = self._lowered(task, language)
-        if program is None or language is None:
+        chain = self._lowered(task, language)
+        if chain is None or language is None:
             return None
         if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
             return None
         timed = [a for a in own if a.accepted and a.median_us is not None]
         best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
-        offers = self._offers(language, program, best, {a.source_hash for a in own})
+        offers = self._offers(language, chain, best, {a.source_hash for a in own})
         if language is TRITON:
             return self._screened(task, offers)
         return offers[0] if offers else None
 
-    def _offers(
-        self, language: Language, program: LoopProgram, best: Attempt | None, tried: set[str]
-    ) -> list[Candidate]:
+    def _offers(self, language: Language, chain: Chain, best: Attempt | None, tried: set[str]) -> list[Candidate]:
         parent = best.source_hash if best else None
-        sources = language.sources(program, best.knobs if best else None)
+        sources = language.sources(chain, best.knobs if best else None)
         made = [Candidate(source, self.name, parent, dict(knobs.as_dict())) for knobs, source in sources]
         return [c for c in made if c.hash not in tried and c.hash not in self.refused]
 
@@ -83,16 +81,16 @@ class Template:
                 self.refused[candidate.hash] = trouble or f"does the same as {first[:12]}"
         return None
 
-    def _lowered(self, task: Task, language: Language | None) -> LoopProgram | None:
-        if self._program is None and self.reason is None:
+    def _lowered(self, task: Task, language: Language | None) -> Chain | None:
+        if self._chain is None and self.reason is None:
             if language is None:
                 self.reason = f"device {task.device}: no language for it"
                 return None
             try:
-                self._program = lower(self.loaded.reference, examples(self.loaded))
+                self._chain = lower_chain(self.loaded.reference, examples(self.loaded))
             except Unsupported as why:
                 self.reason = str(why)
-        return self._program
+        return self._chain
 
 
 def examples(loaded: LoadedTask) -> list[torch.Tensor]:
