@@ -111,6 +111,27 @@ def show_command(task: str, as_json: bool) -> None:
     click.echo(reference, nl=False)
 
 
+@command.command("export", epilog=examples("hotswap task export last:gelu --out gelu", "hotswap task export TASK"))
+@click.argument("task", metavar="TASK")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; <TASK>-kernelbench unless given.")
+@click.option("--kernel", type=click.Path(path_type=Path), help="Kernel to export; the task's best unless given.")
+def export_command(task: str, out: Path | None, kernel: Path | None) -> None:
+    """Write TASK as a KernelBench problem, problem.py, and its best kernel as ModelNew, solution.py.
+
+    Each is one file that needs only torch (and what the kernel is written in). The first recorded shape is written.
+    """
+    from ..extractor.load_task import load_task
+    from ..integrator.export_kernelbench import export_kernelbench
+
+    folder = find_task(task)
+    best = kernel or folder / "kernel.py"
+    source = read_candidate(best) if kernel or best.exists() else None
+    for path in export_kernelbench(load_task(folder), out or Path(f"{folder.name}-kernelbench"), source):
+        click.echo(path)
+    if source is None:
+        note(f"{folder}: no kernel was found yet, so there is no solution.py")
+
+
 @command.command("log")
 @click.argument("task", metavar="TASK")
 @json_option
