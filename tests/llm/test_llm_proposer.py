@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from scripted import PACE, ScriptedExecutor, ScriptedJudge, kernel, race, whole
 
 from hotswap.extractor.task import Task
 from hotswap.models.llm_budget import LlmBudget, LlmPrice
+from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.campaign import Campaign, Plan
+from hotswap.optimizer.candidate import Candidate
 from hotswap.optimizer.ledger import Ledger
 from hotswap.optimizer.llm.client import Client
 from hotswap.optimizer.llm.door import Door
@@ -260,3 +262,36 @@ def test_with_two_second_answers_and_eight_under_way_the_judge_does_not_wait(
     assert len(gaps) == 40
     # The median: a busy machine may make a few late. A request at a time would be 0.2 s each.
     assert sorted(gaps[1:])[len(gaps) // 2] < 0.1
+
+
+def test_the_model_is_asked_before_its_turn_while_the_judge_is_at_work(bench: Bench, serve: Serve) -> None:
+    server = serve(lambda n, a: Answer(whole(kernel(5.0 + n))))
+    first = kernel(9.0)
+    asked_meanwhile: list[int] = []
+
+    class Template:
+        name = "template"
+
+        def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
+            return None if history else Candidate(first, self.name, None, {})
+
+    class WatchingExecutor(ScriptedExecutor):  # type: ignore[misc]
+        def verdict(self, slot: int, folder: Path, source: str) -> Any:
+            deadline = time.monotonic() + 10.0
+            while source == first and not server.asked and time.monotonic() < deadline:
+                time.sleep(0.01)
+            asked_meanwhile.append(len(server.asked))
+            return super().verdict(slot, folder, source)
+
+    proposer = bench.proposer(server, requests=2)
+    plan = Plan(bench.folder, bench.task, lambda baseline: [Template(), proposer], PACE, 600.0)
+    Campaign(
+        [plan],
+        ledger=bench.ledger,
+        executor=WatchingExecutor(),
+        budget_s=30.0,
+        done=lambda task, winner: None,
+        refused=lambda task, why: None,
+    ).run()
+    assert bench.ledger.attempts()[0].proposer == "template"
+    assert asked_meanwhile[0] >= 1
