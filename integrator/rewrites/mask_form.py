@@ -37,7 +37,7 @@ def mask_form(mask: torch.Tensor, queries: int, keys: int) -> MaskForm | None:
     if bool((first == causal).all()):
         return MaskForm("causal")
     window = int(first[-1].sum())
-    if bool((first == causal.triu(1 - window)).all()):
+    if window and bool((first == causal.triu(1 - window)).all()):
         return MaskForm("window", window)
     return None
 

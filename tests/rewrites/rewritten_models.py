@@ -13,8 +13,14 @@ from torch import fx
 from hotswap.integrator.backend import SwapBackend
 from hotswap.integrator.rewrites.parameter_packs import ParameterPacks
 
-SMALL = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
-GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 16}
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+GROUPED: dict[str, Any] = SMALL | {"num_key_value_heads": 2, "head_dim": 16}
 
 
 def small_model(kind: str) -> Any:
@@ -39,14 +45,14 @@ class Rewritten:
 
     model: Any
     off: frozenset[str] = frozenset()
-    packs: ParameterPacks = field(default_factory=ParameterPacks)
+    packs: ParameterPacks | None = field(default_factory=ParameterPacks)
 
     def __post_init__(self) -> None:
         self.backend = SwapBackend((), packs=self.packs, off=self.off)
         self._run = torch.compile(self.model, backend=self.backend, dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+        return self._run(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @property
     def applied(self) -> Counter[str]:

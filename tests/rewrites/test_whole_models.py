@@ -148,7 +148,7 @@ def test_a_rewrite_that_is_off_changes_nothing(ids: torch.Tensor) -> None:
 def test_without_a_place_for_packs_parameters_are_left_alone(ids: torch.Tensor) -> None:
     model = small_model("llama")
     before = [p.data_ptr() for p in model.parameters()]
-    backend = Rewritten(model, packs=None)  # type: ignore[arg-type]
+    backend = Rewritten(model, packs=None)
     with torch.no_grad():
         same(backend(ids), model(ids))
     assert before == [p.data_ptr() for p in model.parameters()]
