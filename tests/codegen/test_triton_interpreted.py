@@ -122,6 +122,14 @@ def test_nan_and_infinity_end_where_they_end_in_float64(run: Runner, region: Reg
     compare(run, region, torch.float32, inputs, knobs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["layer_norm", "log_softmax", "tanh_gelu", "embedding"])
+def test_other_floats_are_computed_as_wide_as_they_deserve(run: Runner, name: str, dtype: torch.dtype) -> None:
+    region = next(r for r in REGIONS if r.name == name)
+    for knobs in (TritonKnobs(), LOOP):
+        compare(run, region, dtype, region.inputs(2, 29, dtype), knobs)
+
+
 @pytest.mark.parametrize("knobs", [TritonKnobs(), LOOP], ids=["whole", "loop"])
 def test_extremes_of_a_row_with_a_nan_anywhere_are_nan(run: Runner, knobs: TritonKnobs) -> None:
     def extremes(x: Tensor) -> tuple[Tensor, ...]:
@@ -145,7 +153,21 @@ def test_reductions_over_the_first_dimension(run: Runner, knobs: TritonKnobs) ->
 def test_the_sums_of_programs_that_share_a_row_are_the_same_every_time(run: Runner) -> None:
     region = next(r for r in REGIONS if r.name == "logsumexp")
     inputs = region.inputs(1, 200, torch.float32)
-    assert torch.equal(*(run(region, inputs, torch.float32, SPLIT)[0] for _ in range(2)))
+    first, second = (run(region, inputs, torch.float32, SPLIT)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert_close(first, exact(region.reference, inputs)[0], 200)  # seven programs: no power of two
+
+
+@pytest.mark.parametrize("knobs", [LOOP, SPLIT], ids=["loop", "split"])
+def test_a_maximum_that_is_infinite_for_a_while_or_for_good_poisons_nothing(run: Runner, knobs: TritonKnobs) -> None:
+    region = next(r for r in REGIONS if r.name == "logsumexp")
+    x = torch.randn(1, 5, 67)
+    x[0, 0, :40] = -math.inf
+    x[0, 1, 30:] = -math.inf
+    x[0, 2] = -math.inf
+    x[0, 3, 20] = math.inf
+    x[0, 4] *= 1e4
+    compare(run, region, torch.float32, (x,), knobs)
 
 
 @pytest.mark.parametrize("region", REGIONS[::4], ids=lambda r: r.name)
