@@ -52,6 +52,8 @@ def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether shapes, dtypes and values agree, NaN being equal to NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 

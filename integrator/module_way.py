@@ -238,7 +238,7 @@ def _moves_nothing(node: fx.Node, kind: NodeKind) -> bool:
 
 def _may_be_one_region(module: nn.Module) -> bool:
     """Whether it is worth asking: a region holds at most one matmul, so a module of two matrices is none."""
-    if type(module).forward is nn.Module.forward:
+    if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
         return False  # a container, never called itself
     return sum(1 for p in module.parameters() if p.ndim > 1) <= 1
 

@@ -202,8 +202,18 @@ def _costs(step: Step) -> tuple[OpCosts, list[str]]:
 
 def _peak_bytes(step: Step) -> int:
     """Return the most bytes that one step held at once, the model's own with it; other tensors do not count."""
-    resident = {t.untyped_storage().data_ptr(): t.nbytes for t in (*step.model.parameters(), *step.model.buffers())}
+    held = [part for t in (*step.model.parameters(), *step.model.buffers()) for part in _dense_parts(t)]
+    resident = {t.untyped_storage().data_ptr(): t.nbytes for t in held}
     return int(_peak_bytes_on_top(step) + sum(resident.values()))
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors with memory of their own that `tensor` is made of: itself, or what a sparse one holds."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor.values(),)  # of a compressed one; its indices are left out
 
 
 def _peak_bytes_on_top(step: Step) -> int:

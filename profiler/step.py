@@ -130,10 +130,14 @@ def undisturbed(model: nn.Module, mode: Mode) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 for tensor, before in kept:
-                    if not torch.equal(tensor, before):
+                    if not torch.equal(_dense(tensor), _dense(before)):
                         tensor.copy_(before)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def device_of(model: nn.Module, call: Call) -> torch.device:

@@ -21,7 +21,7 @@ from .shrink import changed, ladder, reduced
 OVERRIDES = Path(__file__).with_name("overrides.json")
 # What a small instance may have: a third of a gigabyte in fp32.
 MOST_PARAMETERS = 80_000_000
-BATCH, LENGTH = 2, 24
+BATCH, LENGTH = 2, 16
 
 
 def model_types() -> list[str]:

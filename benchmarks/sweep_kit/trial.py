@@ -120,7 +120,7 @@ def _swapped(
     trail: _Trail, workload: Workload, run: Path, before: list[list[Leaf]], way: Way, derive: bool
 ) -> tuple[str, str]:
     model = workload.model
-    state = {key: value.data_ptr() for key, value in model.state_dict(keep_vars=True).items()}
+    state = {key: id(value) for key, value in model.state_dict(keep_vars=True).items()}
     attributes = sorted(model.__dict__)
     with trail.at("patch"):
         patch = Patch(model, run, "eager", way)
@@ -178,7 +178,7 @@ def _difference(one: list[list[Leaf]], other: list[list[Leaf]]) -> str | None:
 
 
 def _require_restored(model: nn.Module, state: dict[str, int], attributes: list[str]) -> None:
-    now = {key: value.data_ptr() for key, value in model.state_dict(keep_vars=True).items()}
+    now = {key: id(value) for key, value in model.state_dict(keep_vars=True).items()}
     if now != state:
         raise _WrongError("after unpatching: parameters or buffers are not the ones there were")
     if patch_of(model) is not None or sorted(model.__dict__) != attributes:
