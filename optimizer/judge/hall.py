@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX", "CC", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PYTHONPATH",
+    "TRITON_INTERPRET",
 )  # fmt: skip
 
 

@@ -85,8 +85,10 @@ class Judge:
         self._pools: list[Pool] = []
         self._pool_bytes = pool_bytes or pool_bytes_on(self.task.device)
         self._baselines: tuple[Race, ...] = ()
-        self._best = 1.0
+        self.best = 1.0
+        """The speed-up over the best rival that screening must be within noise of; each acceptance may raise it."""
         self._uncapturable = ""
+        self._hopeless = False
 
     def __enter__(self) -> Self:
         return self
@@ -143,16 +145,16 @@ class Judge:
 
     def _timing(self, trial: Trial, races: list[Race]) -> dict[str, str]:
         """Screen, then race in a clean process if screening does not say that the candidate is clearly slower."""
-        races += self._raced(trial, _SCREENING_ROUNDS, self._block_s / 4)
+        races += self._raced(trial, _SCREENING_ROUNDS, self._block_s / 4, screening=True)
         rival, screened = weighted_speedup(races, "candidate")
-        depth = "screening"
-        if screened.high >= self._best:
+        depth = "screening, cut short: clearly slower" if self._hopeless else "screening"
+        if screened.high >= self.best:
             trial.renew()
             trial.check(self.bank.recorded[0])
             races[:] = self._raced(trial, self._rounds, self._block_s)
             rival, final = weighted_speedup(races, "candidate")
             depth = "acceptance, in a clean process"
-            self._best = max(self._best, final.median)
+            self.best = max(self.best, final.median)
         others = trial.worker.others()
         if others:
             raise Rejected(f"left {others} other process(es) running")
@@ -160,26 +162,30 @@ class Judge:
         seen = {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
         return seen | ({"not captured": self._uncapturable} if self._uncapturable else {})
 
-    def _raced(self, trial: Trial, rounds: int, block_s: float) -> tuple[Race, ...]:
-        lane = Lane("candidate", trial.worker, [], self._patience.call_s)
+    def _raced(self, trial: Trial, rounds: int, block_s: float, *, screening: bool = False) -> tuple[Race, ...]:
+        lanes = [Lane("candidate", trial.worker, [], self._patience.call_s), *self._rivals.lanes(self._patience.call_s)]
         try:
-            return self._race([lane, *self._rivals.lanes(self._patience.call_s)], "candidate", rounds, block_s, trial)
+            return self._race(lanes, "candidate", rounds, block_s, trial, screening=screening)
         except TimedOutputError as error:
             raise Rejected(f"{error}; it was right while it was not timed") from error
         except WorkerError as error:
             raise Rejected(f"while timed: {error}") from error
 
     def _race(
-        self, lanes: list[Lane], subject: str, rounds: int, block_s: float, trial: Trial | None = None
-    ) -> tuple[Race, ...]:
+        self, lanes: list[Lane], subject: str, rounds: int, block_s: float, trial: Trial | None = None,
+        *, screening: bool = False,
+    ) -> tuple[Race, ...]:  # fmt: skip
         races = []
+        self._hopeless = False
         for pool in self._pools_now():
             for lane in lanes:
                 if trial is not None and lane.strides is not None:
                     lane.strides = trial.strides[pool.sample.variant.name]
                 lane.enter(pool)
             try:
-                run(lanes, pool, self.bank, rounds=rounds, block_s=block_s, source=self._source)
+                self._hopeless |= run(
+                    lanes, pool, self.bank, rounds=rounds, block_s=block_s, source=self._source, cut_short=screening
+                )
             finally:
                 for lane in lanes:
                     lane.leave()

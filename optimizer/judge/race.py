@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..timing import ratio_interval, weighted_rounds
 from ..verdict import Arm, Interval, Race
@@ -40,6 +40,9 @@ _LEAST_SPRINTS = 6
 # machine where the median of two identical kernels differed by 2x, their lower quartiles differed by 5%.
 _QUARTILE = 0.25
 _LEAST_CALLS = 3
+# So many times slower than a rival, and by so much, no noise makes a kernel: 384 calls of 10 ms would cost a minute.
+_HOPELESS = 4.0
+_LEAST_LOSS_S = 300e-6
 _LEAST_US = 1e-3
 
 
@@ -165,8 +168,31 @@ def block(lane: Lane, sprints: Sprints, source: random.Random, check: Callable[[
     return max((quiet - sprints.empty_s) / sprints.calls * 1e6, _LEAST_US)
 
 
-def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: float, source: random.Random) -> None:
-    """Append `rounds` blocks of each lane to its samples, interleaved, every other round in reverse."""
+def is_hopeless(lane: Lane, trusted: Lane, sprints: Sprints, source: random.Random) -> bool:
+    """Whether a few calls show a candidate to be so much slower than a rival that more of them would show nothing."""
+
+    def call_s(side: Lane) -> float:
+        return min(side.sprint(sprints.pool, _LEAST_CALLS, source) - sprints.empty_s for _ in range(2)) / _LEAST_CALLS
+
+    call_s(lane)
+    mine, theirs = call_s(lane), max(call_s(trusted), 0.0)
+    return mine > _HOPELESS * theirs and (mine - theirs) * _LEAST_CALLS > 2 * sprints.empty_s + _LEAST_LOSS_S
+
+
+def run(
+    lanes: Sequence[Lane],
+    pool: Pool,
+    bank: Bank,
+    *,
+    rounds: int,
+    block_s: float,
+    source: random.Random,
+    cut_short: bool = False,
+) -> bool:
+    """Append `rounds` blocks of each lane to its samples, interleaved, every other round in reverse.
+
+    cut_short: give a candidate that is clearly slower the fewest calls; returns whether that was so.
+    """  # fmt: skip
 
     def check(lane: Lane) -> None:
         assert lane.table is not None
@@ -174,9 +200,14 @@ def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: 
         lane.spoil(pool)
         check_sprint(lane.worker, lane.table, lane.strides, pool, lane.contents, bank, source)
 
-    sprints = pace(next(lane for lane in lanes if lane.strides is None), pool, block_s, source)
+    trusted = next(lane for lane in lanes if lane.strides is None)
+    sprints = pace(trusted, pool, block_s, source)
+    candidates = [lane for lane in lanes if lane.strides is not None] if trusted.worker.device == "cpu" else []
+    hopeless = cut_short and any(is_hopeless(lane, trusted, sprints, source) for lane in candidates)
+    if hopeless:
+        sprints = replace(sprints, calls=_LEAST_CALLS, block_s=0.0)
     for lane in lanes:
-        for _ in range(_WARM_SPRINTS):
+        for _ in range(1 if hopeless else _WARM_SPRINTS):
             lane.sprint(pool, sprints.calls, source)
     for number in range(rounds):
         for lane in lanes if number % 2 == 0 else reversed(lanes):
@@ -184,6 +215,7 @@ def run(lanes: Sequence[Lane], pool: Pool, bank: Bank, *, rounds: int, block_s: 
     for lane in lanes:
         if lane.strides is not None:
             check(lane)  # the very last calls: a kernel may change its mind after any number
+    return hopeless
 
 
 def as_race(lanes: Sequence[Lane], pool: Pool, subject: str, block_s: float, cache: str) -> Race:

@@ -95,7 +95,10 @@ def halls() -> Iterator[Callable[[str], Hall]]:
 
     def hall(device: str = "cpu") -> Hall:
         if device not in open_halls:
-            open_halls[device] = Hall(threads=1, device=device)
+            with pytest.MonkeyPatch.context() as patch:
+                if device == "cpu":  # Triton reads it when it is first imported, and workers inherit the hall's
+                    patch.setenv("TRITON_INTERPRET", "1")
+                open_halls[device] = Hall(threads=1, device=device)
         return open_halls[device]
 
     yield hall
@@ -128,3 +131,24 @@ def judge16(tmp_path_factory: pytest.TempPathFactory, quick: Callable[[Path], Ju
     """The same in bf16."""
     with quick(rmsnorm(tmp_path_factory.mktemp("bf16") / "rmsnorm", torch.bfloat16)) as court:
         yield court
+
+
+@pytest.fixture(scope="session")
+def judge_half(tmp_path_factory: pytest.TempPathFactory, quick: Callable[[Path], Judge]) -> Iterator[Judge]:
+    """The same in fp16."""
+    with quick(rmsnorm(tmp_path_factory.mktemp("fp16") / "rmsnorm", torch.float16)) as court:
+        yield court
+
+
+@pytest.fixture(scope="session")
+def judge_double(tmp_path_factory: pytest.TempPathFactory, quick: Callable[[Path], Judge]) -> Iterator[Judge]:
+    """An RMSNorm in fp64 throughout."""
+    draws = torch.Generator().manual_seed(3)
+    inputs = {
+        "x": torch.randn(12, 32, generator=draws, dtype=torch.float64),
+        "weight": torch.randn(32, generator=draws, dtype=torch.float64),
+    }
+    folder = tmp_path_factory.mktemp("fp64") / "rmsnorm"
+    reference = RMSNORM.replace("x.to(torch.float32)", "x")
+    with quick(write_task(folder, reference, [inputs], weights=["weight"], symbols=(((0, 0),), ((0, 1), (1, 0))))) as c:
+        yield c
