@@ -46,16 +46,27 @@ def _answers(samples: Sequence[Asked], number: int) -> Iterator[tuple[str, list[
     """Yield trivial answers for one output by name, each with a value for every sample (None: not possible there)."""
     outs = [s.targets[number].reference for s in samples]
     yield "zeros", [torch.zeros_like(out) for out in outs]
-    yield "the mean", [_mean(out) for out in outs]
+    yield "the mean", _means(outs)
     yield "another call's output", [_like(outs[i - 1], out) if i else None for i, out in enumerate(outs)]
     for which in range(len(samples[0].inputs)):
         yield "an input", [_like(s.inputs[which], out) for s, out in zip(samples, outs, strict=True)]
 
 
-def _mean(out: Tensor) -> Tensor:
-    if out.is_floating_point():
-        return torch.full_like(out, out.double().mean().item())
-    return torch.full_like(out, out.flatten().to(torch.int64).median().item()) if out.numel() else out
+def _means(outs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return outputs full of their own mean (median for integers); of a single value, the mean over all calls."""
+    own = [_mean(out) for out in outs]
+    single = [mean for mean, out in zip(own, outs, strict=True) if out.numel() == 1]
+    pooled = sum(single) / len(single) if single else 0.0
+    return [
+        torch.full_like(out, pooled if out.numel() == 1 else mean) if len(single) != 1 or out.numel() != 1 else None
+        for mean, out in zip(own, outs, strict=True)
+    ]
+
+
+def _mean(out: Tensor) -> float:
+    if not out.numel():
+        return 0.0
+    return out.double().mean().item() if out.is_floating_point() else out.flatten().to(torch.int64).median().item()
 
 
 def _like(value: Tensor, out: Tensor) -> Tensor | None:

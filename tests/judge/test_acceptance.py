@@ -50,6 +50,18 @@ def test_an_ordinary_task_is_left_as_it_is(make_task: Make) -> None:
     assert not [s.name for s in made.families if "perturbed" in s.name]
 
 
+def test_one_value_is_not_its_own_mean(make_task: Make) -> None:
+    loss = "import torch\ndef reference(x, y):\n    return (torch.nn.functional.cross_entropy(x, y),)\n"
+    recorded = {"x": draw(8, 16), "y": torch.arange(8)}
+    assert bank(make_task(loss, recorded, symbols=(((0, 0), (1, 0)),))).notes == []
+
+
+def test_one_value_that_is_always_the_same_is_refused(make_task: Make) -> None:
+    folder = make_task("def reference(x):\n    return (x.abs().clamp(0, 0).sum() + 3,)\n", {"x": draw(8, 16)})
+    with pytest.raises(InputError, match="task refused: the mean as the answer would pass"):
+        bank(folder)
+
+
 def test_one_output_that_proves_nothing_does_not_refuse_the_others(make_task: Make) -> None:
     folder = make_task("def reference(x):\n    return x.exp(), x + 0.0\n", {"x": draw(4, 16)}, outputs=2)
     assert bank(folder).notes == []
