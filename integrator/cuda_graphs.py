@@ -20,6 +20,7 @@ from ..extractor.node_ops import example, is_call, is_weight, ops_of
 from .fresh_outputs import Split
 from .graph_device import GraphDevice, Results
 from .kernel_site import KernelSite
+from .rewrites.attention_backend import BACK_ENDS
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ def why_not_nodes(gm: fx.GraphModule) -> str | None:
         if not is_call(node):
             continue
         seen = None if node.is_impure() else ops_of(node)
+        if seen is None and node.target in BACK_ENDS:
+            continue
         if seen is None:
             return f"{node.name} runs code that cannot be looked into"
         for one in seen:

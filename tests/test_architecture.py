@@ -46,6 +46,7 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "profiler/step.py:run",
     ),
     "a candidate or a kernel made from one is run here": (
+        "integrator/cuda_graphs.py:_capture",
         "integrator/kernel_site.py:__call__",
         "integrator/kernel_source.py:_execute",
         "integrator/op_check.py:_check",
@@ -65,6 +66,7 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
     "torch's compiler or a function of any library is run here": (
         "extractor/node_ops.py:ops_of",
         "integrator/integrate.py:_compile_rivals",
+        "integrator/rewrites/packed_use.py:fits",
     ),
 }
 

@@ -50,7 +50,7 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[
         built, notes = _arms(model, call, asked, started, say)
         ours = _best_of_ours(built, model, call, pace, notes, say)
         race = _race(built, ours, call, pace, asked)
-        facts = {arm.name: device_work(arm.call) | {"peak_mb": peak_mb(arm.call)} for arm in built.values()}
+        facts = {arm.name: _account(arm) for arm in built.values()}
     common = {"workload": f"{row.model}@{asked.size}", "shape": row.shape(asked.size), "dtype": "bfloat16", **floor}
     rows = []
     for arm in race.arms:
@@ -66,6 +66,14 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[
         )
     rows += [common | {"arm": name, "ms": None, "note": note} for name, note in notes.items()]
     return rows
+
+
+def _account(arm: BuiltArm) -> dict[str, Any]:
+    """Return what a call costs beside its time; a profiler that fails is no reason to lose the timing."""
+    try:
+        return device_work(arm.call) | {"peak_mb": peak_mb(arm.call)}
+    except (AttributeError, RuntimeError) as error:
+        return {"account_note": f"{type(error).__name__}: {error}"}
 
 
 def _timing(arm: Arm, faster: Any, floor: float) -> dict[str, Any]:

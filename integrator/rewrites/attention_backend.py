@@ -7,6 +7,7 @@ values of that shape, must agree with torch's own choice to within the dtype's r
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,9 @@ def _race(call: AttentionCall, clock: Clock) -> tuple[Callable[..., torch.Tensor
     for back_end in BACK_ENDS:
         name = back_end.__name__.rpartition("_")[2]
         try:
-            made = back_end(*inputs, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at length why a back end does not take a call
+                made = back_end(*inputs, **kwargs)
         except RuntimeError:  # torch's way to say that this back end does not take such a call
             figures.append(f"{name} does not take it")
             continue

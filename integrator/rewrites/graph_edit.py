@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -55,7 +56,7 @@ def fake_mode_of(node: fx.Node) -> FakeTensorMode | None:
 
 def constant(gm: fx.GraphModule, before: fx.Node, value: torch.Tensor, like: fx.Node | None = None) -> fx.Node:
     """Return a node for `value`, kept as a buffer of the graph. like: a node with the same example value."""
-    name = f"hotswap_constant_{sum(1 for _ in gm.named_buffers(recurse=False))}"
+    name = next(n for i in itertools.count() if not hasattr(gm, n := f"hotswap_constant_{i}"))
     gm.register_buffer(name, value, persistent=False)
     with gm.graph.inserting_before(before):
         node = gm.graph.get_attr(name)

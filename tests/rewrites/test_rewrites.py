@@ -15,6 +15,7 @@ from hotswap.integrator.rewrites import attention_backend
 from hotswap.integrator.rewrites.attention_backend import choose_back_ends
 from hotswap.integrator.rewrites.drop_copies import DROP_COPIES
 from hotswap.integrator.rewrites.fold_shapes import FOLD_SHAPES
+from hotswap.integrator.rewrites.graph_edit import constant
 from hotswap.integrator.rewrites.grouped_heads import ungroup
 from hotswap.integrator.rewrites.mask_choice import specialise
 from hotswap.integrator.rewrites.mask_form import MaskForm, mask_form
@@ -289,3 +290,13 @@ def test_a_back_end_within_noise_of_torchs_choice_is_left(back_ends: list[str]) 
     choose_back_ends(gm, notes, on=("cpu",), clock=clock(10.0, 9.9))
     assert not notes.applied
     assert len(notes.left) == 1
+
+
+def test_constants_of_a_copied_graph_have_names_of_their_own() -> None:
+    gm, inputs = graph_of(lambda x: x + torch.arange(5) + torch.arange(5, 10) * torch.ones(5), torch.randn(5))
+    one, two = torch.ones(5), torch.zeros(5)
+    first = next(n for n in gm.graph.nodes if n.op == "call_function")
+    names = [constant(gm, first, value).target for value in (one, one, two, two, one)]
+    assert len(set(names)) == 5
+    assert torch.equal(getattr(gm, str(names[2])), two)
+    assert inputs
