@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[Knob, ...]] = {
     "UNROLL": (4, 2, 8, 1),
     "STAGES": (1, 2, 3),
     "PARTS": (1, 2, 4, 8),
+    "EARLY": (False, True),
 }
 
 
@@ -78,8 +79,8 @@ class CrossEntropy:
 
 def _first(rows: int) -> list[dict[str, Knob]]:
     parts = 1 if rows >= _FEW_ROWS else 4
-    settings = ((4, 4, 1), (8, 2, 1), (8, 4, 1), (4, 2, 3), (16, 2, 1))
-    return [{"WARPS": w, "UNROLL": u, "STAGES": s, "PARTS": parts} for w, u, s in settings]
+    settings = ((4, 2, False), (4, 2, True), (8, 2, True), (8, 1, True), (4, 4, True), (8, 2, False))
+    return [{"WARPS": w, "UNROLL": u, "STAGES": 1, "PARTS": parts, "EARLY": early} for w, u, early in settings]
 
 
 def _loss(graph: fx.Graph, names: Sequence[str]) -> _Loss | None:

@@ -9,11 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight.
+# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
+# launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
 WARPS = 4
 UNROLL = 4
 STAGES = 1
 PARTS = 1
+EARLY = False
 # What the reference does.
 IGNORE = -100
 REDUCTION = "mean"
@@ -41,11 +43,20 @@ def _fold(peak, total, x):
 
 
 @triton.jit
+def _wait(SOON: tl.constexpr):
+    """Wait for the kernel before, and let the one behind be launched, which waits in its turn."""
+    if SOON:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def _rows(
     x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride,
     IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
-    PEEL: tl.constexpr, SPLIT: tl.constexpr,
+    PEEL: tl.constexpr, SPLIT: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
+    _wait(SOON)
     row = tl.program_id(0).to(tl.int64)
     begin = row * stride
     end = begin + n
@@ -83,9 +94,11 @@ def _rows(
 
 @triton.jit
 def _join(
-    x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride, IGNORED: tl.constexpr, SPLIT: tl.constexpr
+    x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride,
+    IGNORED: tl.constexpr, SPLIT: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of one row."""
+    _wait(SOON)
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row)
     inside = (target >= 0) & (target < n)
@@ -99,8 +112,12 @@ def _join(
 
 
 @triton.jit
-def _reduce(loss_ptr, target_ptr, out_ptr, rows, IGNORED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+def _reduce(
+    loss_ptr, target_ptr, out_ptr, rows,
+    IGNORED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, SOON: tl.constexpr,
+):  # fmt: skip
     """Add up all rows in one program, always in the same order."""
+    _wait(SOON)
     losses = tl.zeros([BLOCK], tl.float32)
     counts = tl.zeros([BLOCK], tl.float32)
     for done in range(0, rows, BLOCK):
@@ -124,22 +141,25 @@ def _cross_entropy(logits, target):
     loss = torch.empty(rows, dtype=OUT if alone else torch.float32, device=x.device)
     peak, total = torch.empty(2, rows, PARTS, device=x.device) if PARTS > 1 else (loss, loss)
     vec = 16 // x.element_size()
+    launch = {"launch_pdl": True} if EARLY else {}
     if rows:
         peel = n % vec != 0 or stride % vec != 0
         _rows[(rows, PARTS)](
             x, target, loss, peak, total, n, stride,
             IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, DEPTH=STAGES, PEEL=peel, SPLIT=PARTS,
-            num_warps=WARPS,
+            SOON=EARLY, num_warps=WARPS, **launch,
         )  # fmt: skip
         if PARTS > 1:
             _join[(rows,)](
-                x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, num_warps=1
+                x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, SOON=EARLY,
+                num_warps=1, **launch,
             )  # fmt: skip
     if alone:
         return loss
     out = torch.empty((), dtype=OUT, device=x.device)
     block, warps = (1024, 4) if rows <= 1024 else (4096, 8)
     _reduce[(1,)](
-        loss, target, out, rows, IGNORED=IGNORE, MEAN=REDUCTION == "mean", BLOCK=block, num_warps=warps
+        loss, target, out, rows, IGNORED=IGNORE, MEAN=REDUCTION == "mean", BLOCK=block, SOON=EARLY,
+        num_warps=warps, **launch,
     )  # fmt: skip
     return out
