@@ -16,6 +16,7 @@ from .merged_matmul import MergedMatmul
 from .packed_linear import PackedLinear
 from .padded_linear import PaddedLinear
 from .template import Template
+from .wide_softmax import WideSoftmax
 
 
 def proposers(loaded: LoadedTask) -> list[Proposer]:
@@ -23,7 +24,7 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
     if loaded.task.device == "cpu":
         return [PackedLinear(loaded), CpuAttention(loaded), Epilogue(loaded), Template(loaded)]
     return [
-        CrossEntropy(loaded), MergedLinears(loaded), MergedMatmul(loaded), PaddedLinear(loaded),
+        CrossEntropy(loaded), WideSoftmax(loaded), MergedLinears(loaded), MergedMatmul(loaded), PaddedLinear(loaded),
         AttentionChoice(loaded), Gemv(loaded), MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded),
         Apart(loaded),
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
 from hotswap.optimizer.proposers.merged_linears import MergedLinears
 from hotswap.optimizer.proposers.merged_matmul import MergedMatmul
 from hotswap.optimizer.proposers.padded_linear import PaddedLinear
+from hotswap.optimizer.proposers.wide_softmax import WideSoftmax
 from hotswap.optimizer.verdict import Verdict
 
 Reference = Callable[..., tuple[torch.Tensor, ...]]
@@ -169,6 +170,27 @@ def test_cross_entropy_on_a_cpu_is_left_to_others() -> None:
     assert CrossEntropy(task).propose(dataclasses.replace(task.task, device="cpu"), []) is None
 
 
+@pytest.mark.parametrize("width", [8192, 8203])
+@pytest.mark.parametrize("log", [True, False])
+def test_a_wide_softmax_is_right_whatever_the_alignment_of_its_rows(
+    interpreter: Interpreter, width: int, log: bool
+) -> None:
+    torch.manual_seed(0)
+    function = F.log_softmax if log else F.softmax
+    x = torch.randn(3, width).half() * 4
+    x[1, 5:] = -float("inf")
+    task = loaded(lambda x: (function(x.float(), dim=-1).to(x.dtype),), {"x": x})
+    source = source_of(WideSoftmax(task), task.task).replace("WARPS = 32", "WARPS = 8")
+    (got,) = interpreter.run(source, [x])
+    torch.testing.assert_close(got.double(), function(x.double(), dim=-1), rtol=2**-10, atol=2**-24)
+
+
+def test_a_softmax_of_narrow_rows_or_over_another_dimension_is_left_to_others() -> None:
+    for reference, shape in ((lambda x: (x.softmax(-1),), (9, 64)), (lambda x: (x.softmax(0),), (8192, 8192))):
+        task = loaded(reference, {"x": torch.zeros(shape, dtype=torch.float16)})
+        assert WideSoftmax(task).propose(task.task, []) is None
+
+
 def linear_of(x: Any, weight: Any, bias: Any = None) -> tuple[torch.Tensor, ...]:
     return (F.linear(x, weight, bias),)
 
@@ -196,6 +218,7 @@ def test_a_linear_of_several_rows_is_no_work_for_the_kernel_of_one() -> None:
 CASES: dict[str, tuple[Callable[[LoadedTask], Proposer], Reference, dict[str, tuple[int, ...]]]] = {
     "cross entropy, odd": (CrossEntropy, loss("mean"), {"logits": (2, 50257), "target": (2,)}),
     "cross entropy": (CrossEntropy, loss("mean"), {"logits": (2, 32000), "target": (2,)}),
+    "wide softmax": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (2, 50257)}),
     "gemv": (Gemv, linear_of, {"x": (1, 2048), "weight": (2048, 2048)}),
 }
 
@@ -441,11 +464,14 @@ def test_joined_files_keep_names_that_a_function_hides_and_rename_those_it_does_
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [32000, 50257])
-def test_cross_entropy_is_right_on_the_device(dtype: torch.dtype, width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_cross_entropy_is_right_on_the_device(dtype: torch.dtype, width: int, early: bool, tmp_path: Path) -> None:
     given = tokens((512, width), dtype)
     task = loaded(loss("none", widen=False), given)
     path = tmp_path / "candidate.py"
-    path.write_text(source_of(CrossEntropy(task), task.task), encoding="utf-8")
+    source = source_of(CrossEntropy(task), task.task).replace("EARLY = False", f"EARLY = {early}")
+    assert f"EARLY = {early}" in source
+    path.write_text(source, encoding="utf-8")
     got = load_function(path, "kernel")(*(t.cuda() for t in given.values()))
     assert isinstance(got, torch.Tensor)
     (exact,) = loss("none", widen=False)(given["logits"].double(), given["target"])
