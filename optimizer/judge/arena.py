@@ -113,11 +113,18 @@ def changed(arena: Arena, layout: Layout, tensors: Sequence[Tensor]) -> list[int
 
 
 def refill(room: Tensor, fresh: Tensor, scaled: str | None, by: float) -> None:
-    """Copy one storage's bytes; `scaled` names the dtype whose values are multiplied by `by` on the way."""
+    """Copy one storage's bytes; `scaled` names the dtype whose values are multiplied by `by`, and rotated, on the way.
+
+    Were they multiplied only, an answer could be remembered by what a factor leaves alone: the ratio of two values.
+    """
     if scaled is None:
         room.copy_(fresh)
-    else:
-        torch.mul(fresh.view(DTYPES[scaled]), by, out=room.view(DTYPES[scaled]))
+        return
+    values, out = fresh.view(DTYPES[scaled]), room.view(DTYPES[scaled])
+    first = int(by * (1 << 40)) % max(values.numel(), 1)
+    rest = values.numel() - first
+    torch.mul(values[first:], by, out=out[:rest])
+    torch.mul(values[:first], by, out=out[rest:])
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:

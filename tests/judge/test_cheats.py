@@ -219,6 +219,35 @@ CHEATS: dict[str, Cheat] = {
                 return kernel.buffer.copy_(out)
             return out
         """),
+    "a thread finishes after the call": cheat(
+        "timing", "right while it was not timed", """
+        import queue, sys, threading
+        jobs = queue.SimpleQueue()
+        def run():
+            while True:
+                out, x, weight = jobs.get()
+                out.copy_(right(x, weight))
+        threading.Thread(target=run, daemon=True).start()
+        def kernel(x, weight):
+            if sys._getframe(1).f_code.co_name != "do_sprint": return right(x, weight)
+            out = torch.empty_like(x)
+            jobs.put((out, x, weight))
+            return out
+        """),
+    "skips one timed call of eight": cheat(
+        "timing", "right while it was not timed", """
+        import random, sys
+        def kernel(x, weight):
+            timed = sys._getframe(1).f_code.co_name == "do_sprint"
+            return torch.empty_like(x) if timed and random.random() < 1 / 8 else right(x, weight)
+        """),
+    "half the precision once it is timed": cheat(
+        "timing", "right while it was not timed", """
+        import sys
+        def kernel(x, weight):
+            timed = sys._getframe(1).f_code.co_name == "do_sprint"
+            return right(x.half().float() if timed else x, weight)
+        """),
     "lazy until it is looked at": cheat(
         "timing", "right while it was not timed", """
         import sys

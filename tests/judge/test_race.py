@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.judge import Judge, arena
 from hotswap.optimizer.judge.hall import Hall
 from hotswap.optimizer.judge.judge import refuse_impossible
 from hotswap.optimizer.judge.race import TIMER, weighted_speedup
@@ -79,6 +79,16 @@ def test_nothing_is_left_running_after_a_judge(make_task: Callable[..., Path]) -
     while _below_me() - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _below_me() - before == set()
+
+
+def test_timed_contents_of_one_source_are_no_multiples_of_each_other() -> None:
+    source = torch.randn(64, 32, generator=torch.Generator().manual_seed(11))
+    one, other = torch.empty_like(source), torch.empty_like(source)
+    for room, by in ((one, 0.8125), (other, 1.3)):
+        arena.refill(arena.storage_bytes(room), arena.storage_bytes(source), "float32", by)
+    assert not torch.allclose(one / 0.8125, other / 1.3)
+    for room, by in ((one, 0.8125), (other, 1.3)):
+        torch.testing.assert_close(room.flatten().sort().values, (source * by).flatten().sort().values)
 
 
 def test_judges_share_a_hall_and_leave_it_open(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:

@@ -161,7 +161,7 @@ def test_a_baseline_holds_for_its_environment_only(ledger: Ledger, gelu: Task) -
     assert ledger.baseline(gelu, HERE | {"threads": "1"}) is None
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 25))])
 def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int, gelu: Task) -> None:
     path = tmp_path / "ledger.db"
     where = tmp_path / "task.json"
