@@ -25,7 +25,7 @@ LONGEST_FUNCTION = 60
 BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
     "the last border: the user gets one line, and the traceback on request": ("cli/main.py:main",),
     "the user's model, factory, inputs or reference is run here": (
-        "extractor/capture.py:_run",
+        "extractor/capture.py:_run_calls",
         "extractor/captured_function.py:_arguments",
         "extractor/new_task.py:_answer",
         "extractor/new_task.py:_means_the_same",
@@ -34,6 +34,7 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "integrator/verify.py:_case",
         "integrator/verify.py:_recorded",
         "integrator/verify.py:accepts",
+        "models/input_choice.py:runs_with",
         "models/spec.py:_call_factory",
         "models/spec.py:_call_inputs",
         "models/trial.py:run_call",
@@ -54,8 +55,9 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "integrator/verify.py:_decoded",
         "optimizer/codegen/triton_compile.py:compile_one",
         "optimizer/codegen/triton_interpreter.py:_answer",
-        "optimizer/judge/worker.py:_told",
-        "optimizer/judge/worker.py:serve",
+        "optimizer/judge/bench.py:_told",
+        "optimizer/judge/bench.py:serve",
+        "optimizer/judge/device_bench.py:_capture",
     ),
     "transformers, its configs and remote code raise what they like": (
         "models/hub.py:_config",
