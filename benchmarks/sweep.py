@@ -59,6 +59,7 @@ def _sweep(options: argparse.Namespace, kept: dict[str, Any]) -> None:
     limits = measured_limits()
     if kept["versions"] != versions:
         kept |= {"versions": versions, "rows": {}}
+    kept["of"] = len(names())
     bounds = Bounds(options.seconds, int(options.gigabytes * 2**30), options.jobs)
     todo = _chosen(names(), options, kept["rows"])
     for count, row in enumerate(run_each(todo, trial(limits, derive=not options.no_derive), bounds), 1):
@@ -90,7 +91,7 @@ def _chosen(every: list[str], options: argparse.Namespace, rows: dict[str, Any])
 
 def _kept(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return {"versions": None, "made": None, "rows": {}}
+        return {"versions": None, "made": None, "of": 0, "rows": {}}
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
 
@@ -98,9 +99,9 @@ def _kept(path: Path) -> dict[str, Any]:
 def _keep(path: Path, kept: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(
-        json.dumps({**kept, "rows": dict(sorted(kept["rows"].items()))}, indent=1) + "\n", encoding="utf-8"
-    )
+    text = json.dumps({**kept, "rows": dict(sorted(kept["rows"].items()))}, indent=1) + "\n"
+    # Where the checkout lies says nothing to a reader.
+    beside.write_text(text.replace(f"{HOME.parent.resolve()}/", ""), encoding="utf-8")
     beside.replace(path)
 
 

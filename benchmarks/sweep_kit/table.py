@@ -9,7 +9,7 @@ from typing import Any
 from .row import OUTCOMES
 
 _MEANING = {
-    "patched": "swapped, verified on derived inputs too, taken out again: outputs equal",
+    "patched": "swapped, verified on as many inputs as it says below, taken out again: outputs equal",
     "nothing": "it runs and was captured, but holds no region worth a kernel",
     "not extractable": "it runs, but its work cannot be cut out",
     "not built": "no small instance could be made or run here: nothing is known",
@@ -32,6 +32,8 @@ def table(kept: Mapping[str, Any]) -> str:
         "[`benchmarks/results/sweep.json`](../benchmarks/results/sweep.json).",
         "",
         f"torch {versions['torch']}, transformers {versions['transformers']}, {kept['made']}",
+        "",
+        f"{len(rows)} of {kept['of']} models tried so far.",
         "",
         "| outcome | models | means |",
         "|---|---|---|",
