@@ -306,6 +306,8 @@ def test_gradients_flow_through_the_original_ops_and_are_counted(net: Net, x: to
     assert calls(made)
 
 
+# All regions of this net lie inside its checkpointed blocks, whose graphs Dynamo keeps apart and we leave alone.
+@pytest.mark.filterwarnings("ignore:hotswap. Net is patched, but none of its")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_gives_the_same_gradients(
     reentrant: bool, x: torch.Tensor, make_winners: MakeWinners, write_run: WriteRun
