@@ -50,6 +50,8 @@ def test_a_figure_above_the_machine_is_rejected_with_the_arithmetic() -> None:
     limits = Limits("cpu", 20.0, {}, 1.0, 1 << 20, "")
     possible = race(1.0, candidate=[100.0] * 8, eager=[200.0] * 8)
     refuse_impossible([possible], [2_000_000], limits)
+    noisy = race(1.0, candidate=[0.001] * 5 + [100.0] * 3, eager=[200.0] * 8)
+    refuse_impossible([noisy], [2_000_000], limits)
     impossible = race(1.0, candidate=[10.0] * 8, eager=[200.0] * 8)
     with pytest.raises(Rejected, match=r"10\.00 us a call would move 2000000 bytes at 200 GB/s; .* at most at 20"):
         refuse_impossible([impossible], [2_000_000], limits)
