@@ -30,7 +30,11 @@ from .measure import compiled_arm, grad_mode, many_rounds, measure, model_arm, p
 from .patch import Patch
 from .report.render import write
 from .results import Ablation, Check, EndToEnd, Engagement, Report, Tail
+from .rewrites.choice import FILE, RewriteChoice
+from .rewrites.parameter_packs import packs_of
+from .rewrites.plan import SWITCHES
 from .run_directory import RunDirectory
+from .tails import COMPILING
 from .verify import Expected, bisect, check, expect
 from .winners import load_winners, store_winner
 
@@ -74,10 +78,18 @@ def integrate(
 
     report()  # a run stopped from here on has a partial report, marked so
     work.measure_and_choose()
+    packs_of(workload.model).restore()
     for winner in work.kept.values():
         store_winner(winner)
     if work.kept:
-        export(directory.patched, tuple(work.kept.values()), _made(directory, workload, settings), tail=found.tail)
+        export(
+            directory.patched,
+            tuple(work.kept.values()),
+            _made(directory, workload, settings),
+            tail=found.tail,
+        )
+        if work.rewrites_off:
+            RewriteChoice(work.rewrites_off).save(directory.patched / FILE)
     found.complete = True
     return report()
 
@@ -103,6 +115,7 @@ class _Integration:
         self.heaviest = max(workload.calls, key=lambda call: call.weight)
         winners = load_winners(directory.folder) if extraction.tasks else ()  # a model may hold no task at all
         self.kept = {w.fingerprint: w for w in winners if w.choice == "kernel"}
+        self.rewrites_off: dict[str, str] = {}
         self.patches: dict[Tail, Patch] = {}
         self.compiled: dict[str, Callable[[], object]] = {}
         self.compile_s: dict[str, float] = {}
@@ -178,15 +191,22 @@ class _Integration:
 
         if passes():
             return
-        found = bisect(patch, passes, tuple(self.kept))
+        found = bisect(patch, passes, (*self.kept, *sorted(patch.rewritten - self.rewrites_off.keys())))
         if not found.plain_passes:
             self.found.notes.append("verification fails even with every kernel off: the captured graph itself differs")
+        # Without rewrites too, what is left is the captured graph itself.
         for fingerprint in found.culprits if found.plain_passes else tuple(self.kept):
             self._drop(fingerprint, "the whole model is no longer itself with it (found by bisection)")
         if self.kept:
             passes()
 
     def _drop(self, fingerprint: str, reason: str) -> None:
+        if fingerprint in SWITCHES:
+            self.rewrites_off[fingerprint] = reason
+            RewriteChoice(self.rewrites_off).save(self.directory.folder / FILE)
+            for patch in self.patches.values():
+                patch.enable(fingerprint, False)
+            return
         winner = self.kept.pop(fingerprint)
         replace(winner, choice="leave", reason=f"dropped: {reason}").save(
             self.directory.winners / f"{winner.task}.json"
@@ -206,7 +226,7 @@ class _Integration:
             self.found.tail = self.settings.mode
             return
         self.progress("integrate", 1, 6, "choosing what runs the rest of the graph")
-        tails: tuple[Tail, ...] = ("eager", "inductor")
+        tails = self._tails()
         arms: dict[str, Callable[[], object]] = {tail: model_arm(self._patch(tail), self.heaviest) for tail in tails}
         race = measure(
             arms,
@@ -220,9 +240,20 @@ class _Integration:
         said = ", ".join(f"{name} {us / 1e3:.2f} ms" for name, us in times.items())
         self.found.notes.append(f"the rest of the graph runs through {self.found.tail}: {said} a step")
 
+    def _tails(self) -> tuple[Tail, ...]:
+        devices = {p.device.type for p in self.workload.model.parameters()}
+        if devices == {"cuda"} and self.workload.mode == "inference":
+            return ("eager", "cudagraph", "inductor", "inductor-cudagraph")
+        return ("eager", "inductor")
+
     def _ablate(self) -> None:
-        self.progress("integrate", 2, 6, "leaving kernels out one at a time")
+        self.progress("integrate", 2, 6, "leaving kernels and rewrites out one at a time")
         tasks = {w.task: w.fingerprint for w in self.kept.values()}
+        rewrites = self._patch(self.found.tail).rewritten
+        if self.found.tail not in COMPILING:
+            tasks |= {switch: switch for switch in sorted(rewrites)}
+        elif rewrites:
+            self.found.notes.append("rewrites stand as they are: Inductor would compile the model anew without each")
         self.found.ablations = ablate(
             self._patch(self.found.tail),
             model_arm(self._patch(self.found.tail), self.heaviest),
@@ -236,6 +267,9 @@ class _Integration:
         for effect in self.found.ablations:
             if not effect.kept:
                 self._drop(tasks[effect.task], effect.reason)
+        applied = [SWITCHES[switch] for switch in sorted(rewrites) if switch not in self.rewrites_off]
+        if applied:
+            self.found.notes.append(f"rewrites in the model: {'; '.join(applied)}")
 
     def _measure(self, call: Call) -> EndToEnd:
         """Time one call: eager, compiled where it was compiled for this call, and patched where a kernel is kept."""

@@ -20,8 +20,11 @@ from .graph_way import GraphWay
 from .in_place import InPlace, owner_of
 from .module_way import ModuleWay
 from .results import Engagement, Tail
+from .rewrites.choice import rewrites_off
+from .rewrites.plan import SWITCHES
+from .rewrites.rewrite import PREFIX
 from .swap_graph import GraphSwap, Sites
-from .winners import RunLike, chosen_tail, chosen_way, load_winners
+from .winners import RunLike, chosen_tail, chosen_way, load_winners, run_folder
 
 Way = Literal["graph", "module"]
 
@@ -37,7 +40,7 @@ class Patch:
         self.way: Way = way
         self.sites = Sites()
         self._model = model
-        self._off: frozenset[str] = frozenset()
+        self._off: frozenset[str] = rewrites_off(run_folder(run))
         self._told: set[str] = set()
         self._unseen = True
         kernels = [w for w in self.winners if w.choice == "kernel"]
@@ -47,6 +50,7 @@ class Patch:
             )
         self._placed = InPlace(model, self, self, self._name)
         self._way = (GraphWay if way == "graph" else ModuleWay)(model, self.winners, self.sites, self.tail)
+        self._way.use(self._off)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the patched forward."""
@@ -70,6 +74,12 @@ class Patch:
         """How often graphs ran in which nothing is swapped: another dtype or device is another region, of no winner."""
         return self._way.unswapped_calls
 
+    @property
+    def rewritten(self) -> frozenset[str]:
+        """The switches of the rewrites that have changed a graph; none where modules are swapped."""
+        applied = self._way.rewritten[0] if isinstance(self._way, GraphWay) else ()
+        return frozenset(PREFIX + one.rewrite for one in applied)
+
     def engagement(self) -> tuple[Engagement, ...]:
         """Return, for each kernel of the run, how often it ran and how often the original ops answered instead."""
         met = {site.winner.fingerprint: site.engagement() for site in self.sites}
@@ -86,7 +96,7 @@ class Patch:
 
     def enable(self, fingerprint: str, on: bool) -> None:
         """Switch one swap on or off. What a combination needs is made at its first call and kept: toggling is free."""
-        known = {w.fingerprint for w in self.winners}
+        known = {w.fingerprint for w in self.winners} | SWITCHES.keys()
         if fingerprint not in known:
             raise SpecError(f"fingerprint {fingerprint!r}: not in this patch; it has {', '.join(sorted(known))}")
         self._off = self._off - {fingerprint} if on else self._off | {fingerprint}
@@ -100,7 +110,7 @@ class Patch:
     def _look(self) -> None:
         """After the first call, say once if nothing was swapped."""
         self._unseen = False
-        if not self._off and not any(g.swapped for g in self.swaps):
+        if not self._off - SWITCHES.keys() and not any(g.swapped for g in self.swaps):
             self._told.add("idle")
             warnings.warn(f"hotswap: {self._name} is patched, but {self._why_idle()}", stacklevel=4)
 

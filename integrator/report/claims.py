@@ -11,7 +11,9 @@ from .races import best_unpatched, comparison, rivals
 
 TAILS = {
     "eager": "everything that was not swapped runs in eager",
+    "cudagraph": "the whole runs as a CUDA graph",
     "inductor": "everything that was not swapped is compiled by Inductor",
+    "inductor-cudagraph": "everything that was not swapped is compiled by Inductor, the whole runs as a CUDA graph",
 }
 OUTCOMES = {"kernel": "kernel", "inductor": "Inductor's code", "left alone": "left alone", "dropped": "dropped"}
 
