@@ -103,8 +103,8 @@ def capture(workload: Workload) -> Capture:
     for call in workload.calls:
         _check_fit(call, workload.model)
     if isinstance(workload.model, torch.jit.ScriptModule):
-        lost = "TorchScript, which Dynamo does not trace: capture the Python model it was made from"
-        return Capture(workload, (), (), (f"no graph of the model: {lost}",), "module")
+        scripted = "TorchScript, which Dynamo does not trace: capture the Python model it was made from"
+        return Capture(workload, (), (), (f"no graph of the model: {scripted}",), "module")
     with capture_settings(), torch.set_grad_enabled(workload.mode == "training"):
         whole, lost = _capture_whole(workload)
         breaks = tuple(_break_lines())

@@ -24,7 +24,7 @@ class Recurrent(nn.Module):
         self.lstm, self.norm, self.act = nn.LSTM(8, 8), nn.LayerNorm(8), nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(self.lstm(x)[0]))
+        return self.act(self.norm(self.lstm(x)[0]))  # type: ignore[no-any-return]
 
 
 def test_a_run_is_put_in_the_way_it_was_captured(tmp_path: Path) -> None:
