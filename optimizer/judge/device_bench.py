@@ -90,7 +90,7 @@ class DeviceBench(Bench):
     def _capture(self, count: int) -> None:
         sets = self.sets[:count]
         try:
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for inputs in sets[:_WARM_CALLS]:

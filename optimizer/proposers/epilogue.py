@@ -19,9 +19,9 @@ from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ..attempt import Attempt
 from ..candidate import Candidate
+from ..codegen.chain import Chain, lower_chain
 from ..codegen.language import Language, language_of
-from ..codegen.lower import Unsupported, lower
-from ..codegen.program import LoopProgram
+from ..codegen.lower import Unsupported
 from .template import REJECTIONS_ALLOWED
 
 
@@ -53,7 +53,7 @@ class Epilogue:
     def __init__(self, loaded: LoadedTask) -> None:
         self.reason: str | None = None
         self._loaded = loaded
-        self._found: tuple[Parts, LoopProgram] | None = None
+        self._found: tuple[Parts, Chain] | None = None
         self._looked = False
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
@@ -67,23 +67,23 @@ class Epilogue:
         found = self._parts()
         return self._next(language, *found, own) if found else None
 
-    def _next(self, language: Language, parts: Parts, program: LoopProgram, own: Sequence[Attempt]) -> Candidate | None:
+    def _next(self, language: Language, parts: Parts, chain: Chain, own: Sequence[Attempt]) -> Candidate | None:
         tried = {a.source_hash for a in own}
         timed = [a for a in own if a.accepted and a.median_us is not None]
         best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
-        for knobs, source in language.sources(program, best.knobs if best else None):
+        for knobs, source in language.sources(chain, best.knobs if best else None):
             parent = best.source_hash if best else None
             candidate = Candidate(parts.around(source), self.name, parent, dict(knobs.as_dict()))
             if candidate.hash not in tried:
                 return candidate
         return None
 
-    def _parts(self) -> tuple[Parts, LoopProgram] | None:
+    def _parts(self) -> tuple[Parts, Chain] | None:
         if not self._looked:
             self._looked = True
             parts = split(self._loaded)
             try:
-                self._found = (parts, lower(parts.rest, parts.inputs)) if parts else None
+                self._found = (parts, lower_chain(parts.rest, list(parts.inputs))) if parts else None
             except Unsupported as why:
                 self.reason = f"what follows the anchor: {why}"
         return self._found

@@ -48,11 +48,11 @@ _POST_OPS: dict[Any, Callable[..., tuple[str, str]]] = {
 }
 
 
-class _Pointwise(TorchDispatchMode):
+class _Pointwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what is computed element by element, with its arguments."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
