@@ -1,6 +1,6 @@
 """Time our GPU kernels against eager code, fused torch ops, torch.compile, Liger and published starter kernels.
 
-usage: python benchmarks/kernels.py [--only TEXT] [--quick] [--seconds 540] [--liger PATH] [--starters PATH] [--table]
+usage: python benchmarks/kernels.py [--only TEXT] [--quick] [--seconds 540] [--liger PATH] [--table FILE]
 
 All arms of a row are timed in one run on the same inputs, in interleaved blocks of CUDA-graph replays over rotating
 input sets that are twice the L2 cache together. Rows that the result file holds from the same environment are kept.
@@ -81,6 +81,9 @@ class Results:
 @torch.no_grad()  # compiled code is guarded by it: once for all, else it compiles twice
 def main() -> int:
     asked = _arguments()
+    if asked.table is not None:
+        print(markdown(json.loads(asked.table.read_text(encoding="utf-8"))["rows"]))
+        return 0
     if asked.device == "auto" and not torch.cuda.is_available():
         print("kernels.py: left out, there is no CUDA device here; --device cpu runs it dry", file=sys.stderr)
         return 0
@@ -89,9 +92,6 @@ def main() -> int:
         sys.path.insert(0, str(asked.liger))
     where = "cpu" if device == "cpu" else re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     results = Results(asked.out or RESULTS / f"kernels-{where}.json", device=device)
-    if asked.table:
-        print(markdown(results.rows))
-        return 0
     started = time.monotonic()
     limits = measure(device)
     read = _read_rate(device, limits.copy_gb_s)
@@ -186,9 +186,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--starters", type=Path, help="folder of published starter kernels (kernel_fn in NAME.py)")
     parser.add_argument("--out", type=Path, help="result file (benchmarks/results/kernels-<device>.json)")
     parser.add_argument("--fresh", action="store_true", help="measure again what the file holds")
-    parser.add_argument(
-        "--table", action="store_true", help="print the result file as a markdown table, measure nothing"
-    )
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print a result file as markdown, measure nothing")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Time whole models: eager, torch.compile's modes, Liger and hotswap, in interleaved blocks, beside their floor.
 
-usage: python benchmarks/models.py [--only TEXT] [--size full] [--seconds 570] [--rivals NAME ...] [--table]
+usage: python benchmarks/models.py [--only TEXT] [--size full] [--seconds 570] [--rivals NAME ...] [--table FILE]
 
 Each workload runs in a process of its own. Rows that the result file holds from the same environment are kept: the same
 command goes on where the last one stopped. `--kernels none` times rewrites and tails alone. Writes
@@ -71,6 +71,9 @@ class Results:
 
 def main() -> int:
     asked = _arguments()
+    if asked.table is not None:
+        print(markdown(json.loads(asked.table.read_text(encoding="utf-8"))["rows"]))
+        return 0
     if asked.device == "auto" and not torch.cuda.is_available():
         print(
             "models.py: left out, there is no CUDA device here; --size tiny --device cpu runs it dry", file=sys.stderr
@@ -81,9 +84,6 @@ def main() -> int:
         return _one(asked, device)
     where = "cpu" if device == "cpu" else re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     results = Results(asked.out or RESULTS / f"models-{where}.json", device)
-    if asked.table:
-        print(markdown(results.rows))
-        return 0
     started, longest, failed = time.monotonic(), _FIRST_GUESS_S if asked.seconds < float("inf") else 0.0, 0
     for number, row in enumerate(ROWS):
         title = f"{row.model}@{asked.size} {row.shape(asked.size)}"
@@ -163,9 +163,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--race-seconds", type=float, help="what the interleaved blocks of a workload may take (25)")
     parser.add_argument("--out", type=Path, help="result file (benchmarks/results/models-<device>.json)")
     parser.add_argument("--fresh", action="store_true", help="measure again what the file holds")
-    parser.add_argument(
-        "--table", action="store_true", help="print the result file as a markdown table, measure nothing"
-    )
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print a result file as markdown, measure nothing")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 

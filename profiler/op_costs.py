@@ -12,14 +12,19 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
+from .attention_flops import ATTENTION_FLOPS
 from .module_ranges import ModuleRanges
 from .recording import Limits
 
 Shapes = tuple[tuple[int, ...], ...]
 
 _aten = torch.ops.aten
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    **{op: shape_wrapper(f) for op, f in ATTENTION_FLOPS.items()},  # type: ignore[no-untyped-call]
+}
 # Two facts a schema does not tell. What these return is not written: allocating moves no bytes.
 _ALLOCATIONS = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty, _aten.new_empty_strided}
@@ -32,7 +37,7 @@ _OVERWRITES = frozenset({_aten.copy_, _aten.fill_, _aten.zero_})
 class OpCost:
     """One call of one op: its tensor inputs (lists unfolded), the bytes it must move and the FLOPs it must do.
 
-    flops: 0 where torch knows no formula for these arguments (such an op is bound by its bytes).
+    flops: 0 where no formula is known (such an op is bound by its bytes).
     dtype: that of the first floating input.
     """
 
@@ -132,23 +137,16 @@ class _CostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def op_cost(func: Any, args: Any, kwargs: Any, out: Any) -> OpCost:
     """Return what one call of an op overload with these arguments and this result costs."""
     inputs, outputs = _tensors((args, kwargs)), _tensors(out)
-    formula = flop_registry.get(func._overloadpacket)
+    formula = _FORMULAS.get(func._overloadpacket)
     floating = next((t.dtype for t in inputs if t.dtype.is_floating_point or t.dtype.is_complex), None)
     return OpCost(
         shapes=tuple(tuple(t.shape) for t in inputs),
         dtypes=tuple(_name(t.dtype) for t in inputs),
         strides=tuple(tuple(t.stride()) if t.layout is torch.strided else () for t in inputs),
         bytes=_moved_bytes(func, args, kwargs, inputs, outputs),
-        flops=_flops(formula, args, kwargs, out) if formula else 0,
+        flops=int(formula(*args, **kwargs, out_val=out)) if formula else 0,
         dtype=_name(floating) if floating else None,
     )
-
-
-def _flops(formula: Any, args: Any, kwargs: Any, out: Any) -> int:
-    try:
-        return int(formula(*args, **kwargs, out_val=out))
-    except AssertionError:  # torch's formula for attention refuses key heads that several query heads share
-        return 0
 
 
 def _moved_bytes(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:

@@ -23,7 +23,6 @@ OURS = "ours"
 _QUICK_SECONDS = 0.02
 # What reads above the measured limit by more than the limit's own noise was not timed, whatever the clock says.
 _ABOVE_LIMIT = 1.05
-_HARDLY = 0.01
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,13 @@ def _sets(row: Row, device: str, limits: Limits, seed: int) -> list[list[Tensor]
 
 
 def limit(row: Row, inputs: list[Tensor], limits: Limits, read_gb_s: float) -> float:
-    """Return the least microseconds a call can take: bytes at the rate of memory, FLOPs at the matmul rate.
+    """Return the least microseconds a call can take: bytes at the rates of memory, FLOPs at the matmul rate.
 
-    Memory's rate is that of a copy, or of reading where hardly anything is written.
+    What is read goes at the measured rate of reading, what is written at the rate that leaves for a copy's writes.
     """
     outputs = list(row.family.reference(*inputs))
-    reads = row.bytes([], outputs) < _HARDLY * row.bytes(inputs, [])
-    moved = row.bytes(inputs, outputs) / ((read_gb_s if reads else limits.copy_gb_s) * 1e3)
+    write_gb_s = 1.0 / (2.0 / limits.copy_gb_s - 1.0 / read_gb_s)
+    moved = row.bytes(inputs, []) / (read_gb_s * 1e3) + row.bytes([], outputs) / (write_gb_s * 1e3)
     rate = limits.matmul_tflop_s.get(row.dtype_name, max(limits.matmul_tflop_s.values())) * 1e6
     return max(moved, row.family.flops(row.size) / rate)
 

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from hotswap.models.workload import Call
+from hotswap.profiler.attention_flops import ATTENTION_FLOPS
 from hotswap.profiler.recording import Limits
 
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
@@ -57,7 +58,7 @@ def floor_ms(model: Any, call: Call, limits: Limits, *, causal: bool) -> dict[st
     once the bytes of the parameters, inputs and outputs at the measured copy rate, whichever is more: no activation
     traffic, so no model reaches it.
     """
-    with FlopCounterMode(display=False) as counted, torch.no_grad():
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as counted, torch.no_grad():
         outputs = model(*call.args, **call.kwargs)
     by_op = counted.get_flop_counts().get("Global", {})
     attention = sum(n for op, n in by_op.items() if "attention" in str(op))

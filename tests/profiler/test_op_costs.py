@@ -99,8 +99,10 @@ def test_an_op_in_place_is_found_as_the_out_of_place_one_that_a_dispatch_mode_se
     assert OpCosts({("a", "aten::add"): [cost]}).find("a", "aten::add_", ((4, 4), (4,))) == cost
 
 
-def test_arguments_that_torch_s_own_formula_refuses_leave_the_memory_floor() -> None:
-    q, kv = torch.empty(1, 8, 4, 16, device="meta"), torch.empty(1, 8, 4, 12, device="meta")
-    op = torch.ops.aten._scaled_dot_product_flash_attention.default
-    cost = op_cost(op, (q, kv, kv), {}, (torch.empty_like(q),))
-    assert (cost.flops, cost.bytes > 0) == (0, True)
+def test_key_heads_that_several_query_heads_share_cost_as_many_flops_as_any() -> None:
+    query, shared = torch.empty(2, 8, 16, 32, device="meta"), torch.empty(2, 2, 24, 32, device="meta")
+    own = torch.empty(2, 8, 24, 32, device="meta")
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    out = torch.empty(2, 8, 16, 32, device="meta")
+    costs = [op_cost(op, (query, keys, keys, None, False), {}, (out,)).flops for keys in (shared, own)]
+    assert costs == [2 * 2 * 8 * 16 * 24 * 64] * 2

@@ -20,7 +20,8 @@ class Sparse(nn.Module):
         self.register_buffer("matrix", torch.eye(4).to_sparse())
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.sparse.mm(self.matrix, x)
+        out: Tensor = torch.sparse.mm(self.matrix, x)
+        return out
 
 
 def test_a_sparse_buffer_is_counted_by_what_it_holds(limits: Limits) -> None:
