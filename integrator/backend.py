@@ -19,8 +19,8 @@ from ..optimizer.winner import Winner
 from .program import Program
 from .results import Engagement, Tail
 from .rewrites.parameter_packs import ParameterPacks
-from .rewrites.plan import SWITCHES, rewrite
-from .rewrites.rewrite import Applied, NotApplied, Setting
+from .rewrites.plan import SWITCHES, Forms, rewrite
+from .rewrites.rewrite import Applied, NotApplied, Notes, Setting
 from .swap_graph import GraphSwap, Sites, SwapPlan
 from .tails import COMPILING, Compiled, TailState
 from .winners import load_winners, store_folder, stored_winners
@@ -125,10 +125,9 @@ class _Switched:
 
     def _make(self, off: frozenset[str], inputs: Sequence[Any]) -> tuple[Compiled, GraphSwap]:
         backend, gradients = self._backend, self._gradients
-        gm, done = self._plan.variant(off)
         # Rewrites look into the ops they meet, which for ours is no call.
         tallies = {site: site.tally() for site in backend.sites}
-        forms = rewrite(gm, Setting(backend.packs, gradients, self._weights), off)
+        forms, done = self._rewritten(off)
         for site, tally in tallies.items():
             site.set_tally(tally)
         backend.rewritten += forms.notes.applied
@@ -144,6 +143,17 @@ class _Switched:
         )
         self._variants[off] = made
         return made, done
+
+    def _rewritten(self, off: frozenset[str]) -> tuple[Forms, GraphSwap]:
+        """Return the graph with its swaps and rewrites; without any rewrite where one of them fails on it."""
+        gm, done = self._plan.variant(off)
+        try:
+            return rewrite(gm, Setting(self._backend.packs, self._gradients, self._weights), off), done
+        except Exception as error:  # rewrites run and time ops of torch and its libraries: the model must still answer
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            logger.exception("a rewrite failed on a graph, which runs without rewrites")
+            gm, done = self._plan.variant(off | frozenset(SWITCHES))
+            return Forms(gm, None, Notes([], [NotApplied("all", "the graph", f"one of them failed ({reason})")])), done
 
 
 # Winners are read anew for each graph, sites live as long as the process: compiled graphs outlive objects of ours.

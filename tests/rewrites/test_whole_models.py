@@ -10,6 +10,9 @@ import pytest
 import torch
 from rewritten_models import Rewritten, small_model
 
+from hotswap.integrator.rewrites import plan
+from hotswap.integrator.rewrites.rewrite import Rewrite
+
 
 def same(got: Any, want: Any) -> None:
     """Compare the leading outputs; merged products and attention without a mask may round another way."""
@@ -45,6 +48,21 @@ def test_without_a_mask_nothing_else_comes_out(kind: str, ids: torch.Tensor) -> 
         want = model(ids)
         same(made(ids), want)
     assert made.applied["merge-linears"]
+
+
+def test_where_a_rewrite_fails_the_graph_runs_without_rewrites_and_says_which_way_it_failed(
+    ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no such library here")
+
+    monkeypatch.setattr(plan, "REWRITES", (*plan.REWRITES, Rewrite("fails", "it fails", fails)))
+    model = small_model("llama")
+    made = Rewritten(model)
+    with torch.no_grad():
+        same(made(ids), model(ids))
+    assert not made.backend.rewritten
+    assert ["no such library here" in left.reason for left in made.backend.not_rewritten] == [True]
 
 
 @pytest.fixture
