@@ -81,15 +81,14 @@ def integrate(
     packs_of(workload.model).restore()
     for winner in work.kept.values():
         store_winner(winner)
-    if work.kept:
+    if work.pays:
         export(
             directory.patched,
             tuple(work.kept.values()),
             _made(directory, workload, settings),
             tail=found.tail,
         )
-        if work.rewrites_off:
-            RewriteChoice(work.rewrites_off).save(directory.patched / FILE)
+        RewriteChoice(work.rewrites_off).save(directory.patched / FILE)
     found.complete = True
     return report()
 
@@ -115,7 +114,9 @@ class _Integration:
         self.heaviest = max(workload.calls, key=lambda call: call.weight)
         winners = load_winners(directory.folder) if extraction.tasks else ()  # a model may hold no task at all
         self.kept = {w.fingerprint: w for w in winners if w.choice == "kernel"}
+        self._has_winners = bool(winners)
         self.rewrites_off: dict[str, str] = {}
+        self.pays = bool(self.kept)
         self.patches: dict[Tail, Patch] = {}
         self.compiled: dict[str, Callable[[], object]] = {}
         self.compile_s: dict[str, float] = {}
@@ -123,15 +124,16 @@ class _Integration:
     def measure_and_choose(self) -> None:
         """Fill the findings in; the model ends as it began."""
         self._compile_rivals()
-        if self.kept:
+        if self.kept or self._may_pay_without_kernels():
             self._choose_tail()
             self._ablate()
-        if self.kept:
+        self.pays = bool(self.kept) or self._pays_without_kernels()
+        if self.pays:
             self.progress("integrate", 3, 6, "running the model as it is, and one precision up, on several inputs")
             expected = expect(self.workload.model, self.workload.calls, seed=self.settings.seed)
             self.progress("integrate", 4, 6, "verifying the whole model with what is kept")
             self._drop_what_breaks(expected)
-        if not self.kept:
+        if not self.pays:
             self.found.notes.append("no kernel was kept: the model is left as it is")
         self.progress("integrate", 5, 6, "timing the whole model, interleaved")
         self.found.ends = [self._measure(call) for call in self.workload.calls]
@@ -139,7 +141,7 @@ class _Integration:
 
     def _patch(self, tail: Tail) -> Patch:
         if tail not in self.patches:
-            made = Patch(self.workload.model, self.directory.folder, tail, self.way)
+            made = Patch(self.workload.model, self.directory.folder, tail, self.way, bare=True)
             for winner in made.winners:
                 if winner.choice == "kernel" and winner.fingerprint not in self.kept:
                     made.enable(winner.fingerprint, False)
@@ -197,8 +199,9 @@ class _Integration:
         # Without rewrites too, what is left is the captured graph itself.
         for fingerprint in found.culprits if found.plain_passes else tuple(self.kept):
             self._drop(fingerprint, "the whole model is no longer itself with it (found by bisection)")
-        if self.kept:
+        if self.kept or found.plain_passes:
             passes()
+        self.pays = all(one.passed for one in self.found.checks) and (bool(self.kept) or self._pays_without_kernels())
 
     def _drop(self, fingerprint: str, reason: str) -> None:
         if fingerprint in SWITCHES:
@@ -271,14 +274,45 @@ class _Integration:
         if applied:
             self.found.notes.append(f"rewrites in the model: {'; '.join(applied)}")
 
+    def _may_pay_without_kernels(self) -> bool:
+        """Whether there is anything to measure: a rewrite that changes a graph, or CUDA graphs to run it in."""
+        if self.way == "module" or not self._has_winners:
+            return False
+        return "cudagraph" in self._tails() or bool(self._patch("eager").rewritten)
+
+    def _pays_without_kernels(self) -> bool:
+        """Whether rewrites, or CUDA graphs, make the model faster than it is in eager, with no kernel swapped in.
+
+        Inductor around an unchanged graph is torch.compile, which is a rival.
+        """
+        if not self._may_pay_without_kernels():
+            return False
+        patch = self._patch(self.found.tail)
+        rewritten = patch.rewritten - self.rewrites_off.keys()
+        if not rewritten and self.found.tail != "cudagraph":
+            return False
+        race = measure(
+            {"eager": model_arm(self.workload.model, self.heaviest), "hotswap": model_arm(patch, self.heaviest)},
+            call=self.heaviest,
+            subject="hotswap",
+            mode=self.workload.mode,
+            pace=self._pace(2, 3.0),
+        )
+        if race.speedup["eager"].low <= 1.0:
+            return False
+        RewriteChoice(self.rewrites_off).save(self.directory.folder / FILE)
+        how = "CUDA graphs and rewrites" if rewritten and self.found.tail == "cudagraph" else "its tail and rewrites"
+        self.found.notes.append(f"no kernel was kept; the model is faster by {how} alone")
+        return True
+
     def _measure(self, call: Call) -> EndToEnd:
         """Time one call: eager, compiled where it was compiled for this call, and patched where a kernel is kept."""
         arms: dict[str, Callable[[], object]] = {"eager": model_arm(self.workload.model, call)}
         if call is self.heaviest:
             arms |= self.compiled
-        if self.kept:
+        if self.pays:
             arms["hotswap"] = model_arm(self._patch(self.found.tail), call)
-        subject = "hotswap" if self.kept else next(reversed(arms))
+        subject = "hotswap" if self.pays else next(reversed(arms))
         ends = measure(
             arms,
             call=call,

@@ -20,7 +20,7 @@ from .graph_way import GraphWay
 from .in_place import InPlace, owner_of
 from .module_way import ModuleWay
 from .results import Engagement, Tail
-from .rewrites.choice import rewrites_off
+from .rewrites.choice import FILE, rewrites_off
 from .rewrites.plan import SWITCHES
 from .rewrites.rewrite import PREFIX
 from .swap_graph import GraphSwap, Sites
@@ -32,7 +32,10 @@ Way = Literal["graph", "module"]
 class Patch:
     """Winners at work in one model. Made by `patch`; speaks for what was swapped and what has run."""
 
-    def __init__(self, model: nn.Module, run: RunLike, tail: Tail | None, way: Way = "graph") -> None:
+    def __init__(
+        self, model: nn.Module, run: RunLike, tail: Tail | None, way: Way = "graph", *, bare: bool = False
+    ) -> None:
+        """Raise SpecError where the run has nothing to put in; bare: not where it may be rewrites alone."""
         if way not in get_args(Way):
             raise SpecError(f"way {way!r}: not known here; expected one of {', '.join(get_args(Way))}")
         self.winners = load_winners(run)
@@ -44,7 +47,9 @@ class Patch:
         self._told: set[str] = set()
         self._unseen = True
         kernels = [w for w in self.winners if w.choice == "kernel"]
-        if not kernels and self.tail == "eager":
+        # A run without kernels may still have won by rewrites; then it has written which.
+        bare = bare or (run_folder(run) / FILE).exists()
+        if not kernels and self.tail == "eager" and not bare:
             raise SpecError(
                 f"run {run!s}: none of its {len(self.winners)} tasks ended with a kernel; there is nothing to patch in"
             )
@@ -110,7 +115,8 @@ class Patch:
     def _look(self) -> None:
         """After the first call, say once if nothing was swapped."""
         self._unseen = False
-        if not self._off - SWITCHES.keys() and not any(g.swapped for g in self.swaps):
+        kernels = any(w.choice == "kernel" for w in self.winners)
+        if kernels and not self._off - SWITCHES.keys() and not any(g.swapped for g in self.swaps):
             self._told.add("idle")
             warnings.warn(f"hotswap: {self._name} is patched, but {self._why_idle()}", stacklevel=4)
 

@@ -43,7 +43,13 @@ def is_verified(report: Report) -> bool:
 
 def is_no_gain(report: Report) -> bool:
     """Whether the run ended, and the model stayed as it was."""
-    return report.complete and report.patched is None and all(row.outcome != "kernel" for row in report.rows)
+    measured = any(arm.name == "hotswap" for end in report.end_to_end for arm in end.arms)
+    return (
+        report.complete
+        and report.patched is None
+        and not measured
+        and all(row.outcome != "kernel" for row in report.rows)
+    )
 
 
 def headline(report: Report, *, times: str = "x") -> str:
