@@ -217,15 +217,16 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _peak_bytes_on_top(step: Step) -> int:
+    run = step.prepare()  # its inputs are the caller's, not what the step holds
     if step.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(step.device)
         before = torch.cuda.memory_allocated(step.device)
-        step.run()
+        run()
         return int(torch.cuda.max_memory_allocated(step.device) - before)
     with tempfile.TemporaryDirectory(prefix="hotswap-trace-") as folder:
         path = Path(folder) / "memory.json"
         with _window(path, step.device, profile_memory=True), record_function(STEP_RANGE):
-            step.run()
+            run()
         held = most = 0
         for size in read_trace(path).allocations:
             held += size

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import hotswap
+from hotswap.integrator import in_place
 from hotswap.integrator.patch import Patch, patch_of
 from hotswap.models.errors import SpecError, VerificationFailed
 from hotswap.optimizer.winner import Winner
@@ -177,7 +178,11 @@ def test_a_hook_on_a_module_inside_a_swapped_one_fires(net: Net, x: torch.Tensor
     assert calls(made)[1] == ran[1] + 1
 
 
-def test_an_outer_compile_sees_the_original_ops_and_says_so(net: Net, x: torch.Tensor, run: Path) -> None:
+def test_an_outer_compile_sees_the_original_ops_and_says_so(
+    net: Net, x: torch.Tensor, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_place, "_inlined", set())  # it is said once a class
+
     class Outer(Net):
         pass
 

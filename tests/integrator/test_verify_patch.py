@@ -29,8 +29,8 @@ class Net(nn.Module):
         self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        hidden = torch.sigmoid(self.one(x)) * 2
-        return {"hidden": hidden, "out": torch.tanh(self.two(hidden)) + 1}
+        hidden = torch.sigmoid(self.one(x)) * x
+        return {"hidden": hidden, "out": torch.tanh(self.two(hidden)) + hidden}
 
 
 @pytest.fixture
