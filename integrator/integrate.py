@@ -111,11 +111,13 @@ class _Integration:
         self.progress = progress
         self.found = found
         self.way = extraction.way
+        self.rewrites_off: dict[str, str] = {}
         self.heaviest = max(workload.calls, key=lambda call: call.weight)
         winners = load_winners(directory.folder) if extraction.tasks else ()  # a model may hold no task at all
         self.kept = {w.fingerprint: w for w in winners if w.choice == "kernel"}
         self._has_winners = bool(winners)
-        self.rewrites_off: dict[str, str] = {}
+        if settings.budget_s < _LONG_BUDGET_S and "cudagraph" not in self._tails():
+            self._leave_rewrites()
         self.pays = bool(self.kept)
         self.patches: dict[Tail, Patch] = {}
         self.compiled: dict[str, Callable[[], object]] = {}
@@ -138,6 +140,13 @@ class _Integration:
         self.progress("integrate", 5, 6, "timing the whole model, interleaved")
         self.found.ends = [self._measure(call) for call in self.workload.calls]
         self.progress("integrate", 6, 6, "done")
+
+    def _leave_rewrites(self) -> None:
+        """Use no rewrites: on a CPU they gain little, and each has to be left out of the model once to be kept."""
+        self.rewrites_off = dict.fromkeys(
+            SWITCHES, "a search of under five minutes leaves a CPU model's graph as it is"
+        )
+        RewriteChoice(self.rewrites_off).save(self.directory.folder / FILE)
 
     def _patch(self, tail: Tail) -> Patch:
         if tail not in self.patches:
@@ -261,7 +270,7 @@ class _Integration:
             self._patch(self.found.tail),
             model_arm(self._patch(self.found.tail), self.heaviest),
             tasks,
-            seconds=min(60.0, 4.0 + 3.0 * len(tasks)),
+            seconds=min(60.0, 3.0 + 2.5 * len(tasks)),
             add_one_in=self.settings.budget_s >= _LONG_BUDGET_S,
             mode=self.workload.mode,
             pace=pace_for(self.workload.model),

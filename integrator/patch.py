@@ -48,7 +48,7 @@ class Patch:
         self._unseen = True
         kernels = [w for w in self.winners if w.choice == "kernel"]
         # A run without kernels may still have won by rewrites; then it has written which.
-        bare = bare or (run_folder(run) / FILE).exists()
+        bare = bare or ((run_folder(run) / FILE).exists() and not SWITCHES.keys() <= self._off)
         if not kernels and self.tail == "eager" and not bare:
             raise SpecError(
                 f"run {run!s}: none of its {len(self.winners)} tasks ended with a kernel; there is nothing to patch in"

@@ -153,4 +153,4 @@ def _pace(settings: Settings, task: Task) -> Pace:
         return {"block_s": 0.05, "rounds": 8, "pool_bytes": None}
     if settings.budget_s >= _LONG_BUDGET_S:
         return {"block_s": 0.2, "rounds": 8, "pool_bytes": 96 << 20}
-    return {"block_s": 0.03, "rounds": 10 if len(task.cases) == 1 else 6, "pool_bytes": 24 << 20}
+    return {"block_s": 0.03, "rounds": 6, "pool_bytes": 24 << 20}
