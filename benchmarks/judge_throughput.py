@@ -71,7 +71,7 @@ KINDS: tuple[tuple[str, dict[str, str]], ...] = (
     ("good", {"LANES": "8"}), ("wrong", {"EPS": "1e-2f"}), ("good", {"LANES": "16"}),
     ("slow", {"REPEAT": "40"}), ("good", {"LANES": "32"}), ("wrong late", {"LATE": "x = x.clamp(-8, 8)"}),
     ("good", {"LANES": "64"}), ("crashing", {"CRASH": "std::abort();"}), ("good", {"LANES": "4"}),
-    ("slow", {"REPEAT": "4"}), ("good", {"LANES": "24"}), ("wrong late", {"LATE": "if x.shape[0] == 1: x = x * 2"}),
+    ("slow", {"REPEAT": "4"}), ("good", {"LANES": "24"}), ("wrong late", {"LATE": "if x.shape[0] == 1: x = x + 1"}),
 )  # fmt: skip
 PLAIN = {"LANES": "16", "EPS": "1e-6f", "REPEAT": "1", "CRASH": "", "LATE": "pass"}
 
