@@ -39,7 +39,8 @@ from hotswap.profiler.recording import CallProfile, Limits, Profile
 
 Patched = Callable[..., Patch]
 SaveRun = Callable[[list[Winner]], Path]
-LIMITS = Limits("cpu", 10.0, {"float32": 0.05}, 1.0, 1 << 25, "")
+# A rate that no machine has: nothing a test cuts out is at its floor, however fast the machine is.
+LIMITS = Limits("cpu", 1e6, {"float32": 0.05}, 1.0, 1 << 25, "")
 
 
 def judge_of(model: nn.Module, x: torch.Tensor, folder: Path) -> Judge:
@@ -310,7 +311,8 @@ def test_a34_a_winner_tuned_for_another_device_falls_back_and_says_why(save_run:
     assert kernel_calls(made) == 0
     counted = [reason for e in made.engagement() for reason in e.fallback_reasons]
     left = [one.reason for swap in made.swaps for one in swap.left]
-    assert counted + left == ["device cpu, expected cuda"]
+    (said,) = counted + left
+    assert "device cpu, expected cuda" in said
 
 
 def test_a39_a_training_step_takes_the_gradients_of_inputs_and_weights_from_the_original_ops(
