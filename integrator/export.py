@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -52,6 +52,14 @@ def export(folder: Path, winners: Sequence[Winner], made: Made, *, tail: Tail = 
     """
     _check_place(folder)
     files = dict(_files(folder.name, winners, made, tail))
+    return replace_folder(folder, files)
+
+
+def replace_folder(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write `folder` anew from its files' texts and return it; raise ResourceExhausted where the disk refuses.
+
+    What was there stays until all is written.
+    """
     building = folder.with_name(f".{folder.name}.building")
     try:
         shutil.rmtree(building, ignore_errors=True)

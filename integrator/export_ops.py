@@ -10,7 +10,6 @@ import hashlib
 import json
 import pprint
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -18,10 +17,9 @@ from pathlib import Path
 from string import Template
 
 from ..extractor.task import Extraction, Task, task_folder
-from ..models.errors import RecordError, ResourceExhausted, SpecError
-from ..models.record import write_text
+from ..models.errors import RecordError, SpecError
 from ..optimizer.winner import Winner
-from .export import NATIVE_LINE
+from .export import NATIVE_LINE, replace_folder
 from .vendor import ROOT, foreign_imports, vendored
 from .winners import load_winners
 
@@ -161,16 +159,4 @@ def _write(folder: Path, files: dict[str, str]) -> Path:
     for path, text in files.items():
         if path.endswith(".py"):
             ast.parse(text, filename=path)
-    building = folder.with_name(f".{folder.name}.building")
-    try:
-        shutil.rmtree(building, ignore_errors=True)
-        for path, text in files.items():
-            write_text(building / path, text)
-        if folder.exists():
-            shutil.rmtree(folder)
-        building.rename(folder)
-    except OSError as error:
-        raise ResourceExhausted(f"{folder}: cannot be written ({error.strerror}); free space") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return folder
+    return replace_folder(folder, files)

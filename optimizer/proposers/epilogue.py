@@ -22,7 +22,7 @@ from ..candidate import Candidate
 from ..codegen.chain import Chain, lower_chain
 from ..codegen.language import Language, language_of
 from ..codegen.lower import Unsupported
-from .template import REJECTIONS_ALLOWED
+from .own_attempts import OwnAttempts, own_attempts
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,16 @@ class Epilogue:
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next setting of the loop nest that nobody tried; None when all were or there is no epilogue."""
         language = language_of(task.device)
-        own = [a for a in history if a.proposer == self.name]
-        if task.kind != "anchor" or language is None:
-            return None
-        if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
+        own = own_attempts(self.name, history)
+        if task.kind != "anchor" or language is None or own is None:
             return None
         found = self._parts()
         return self._next(language, *found, own) if found else None
 
-    def _next(self, language: Language, parts: Parts, chain: Chain, own: Sequence[Attempt]) -> Candidate | None:
-        tried = {a.source_hash for a in own}
-        timed = [a for a in own if a.accepted and a.median_us is not None]
-        best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
-        for knobs, source in language.sources(chain, best.knobs if best else None):
-            parent = best.source_hash if best else None
-            candidate = Candidate(parts.around(source), self.name, parent, dict(knobs.as_dict()))
-            if candidate.hash not in tried:
+    def _next(self, language: Language, parts: Parts, chain: Chain, own: OwnAttempts) -> Candidate | None:
+        for knobs, source in language.sources(chain, own.best.knobs if own.best else None):
+            candidate = Candidate(parts.around(source), self.name, own.parent, dict(knobs.as_dict()))
+            if candidate.hash not in own.tried:
                 return candidate
         return None
 

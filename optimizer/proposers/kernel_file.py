@@ -8,9 +8,7 @@ from importlib import resources
 
 from ..attempt import Attempt, Knob
 from ..candidate import Candidate
-
-# Knobs do not change what is computed: a kernel rejected twice is wrong, not badly tuned.
-REJECTIONS_ALLOWED = 2
+from .own_attempts import REJECTIONS_ALLOWED, own_attempts
 
 
 def rendered(file: str, constants: Mapping[str, str], wrapper: str) -> str:
@@ -41,15 +39,13 @@ def next_candidate(
     emit: the source of a setting. choices: what each knob may be turned to. The parent of what is made from the best
     attempt is that attempt. rejections: how many attempts may be rejected before one is accepted.
     """
-    own = [a for a in history if a.proposer == name]
-    if not any(a.accepted for a in own) and len(own) >= rejections:
+    own = own_attempts(name, history, rejections)
+    if own is None:
         return None
-    tried = {a.source_hash for a in own}
-    timed = [a for a in own if a.accepted and a.median_us is not None]
-    best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
+    best = own.best
     around = [] if best is None else [best.knobs | {k: v} for k, values in choices.items() for v in values]
     for knobs, parent in [*((k, None) for k in first), *((k, best) for k in around)]:
         candidate = Candidate(emit(knobs), name, parent.source_hash if parent else None, dict(knobs))
-        if candidate.hash not in tried:
+        if candidate.hash not in own.tried:
             return candidate
     return None

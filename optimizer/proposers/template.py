@@ -23,9 +23,7 @@ from ..codegen.language import TRITON, Language, language_of
 from ..codegen.lower import Unsupported
 from ..codegen.triton_check import Screen
 from ..codegen.triton_compile import Target
-
-# Knobs do not change what is computed: a program rejected twice is wrong, not badly tuned.
-REJECTIONS_ALLOWED = 2
+from .own_attempts import OwnAttempts, own_attempts
 
 
 @dataclass
@@ -45,25 +43,20 @@ class Template:
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
         """Return the next setting nobody tried; None when all were, or the region is no loop nest."""
-        own = [a for a in history if a.proposer == self.name]
+        own = own_attempts(self.name, history)
         language = language_of(task.device)
         chain = self._lowered(task, language)
-        if chain is None or language is None:
+        if chain is None or language is None or own is None:
             return None
-        if not any(a.accepted for a in own) and len(own) >= REJECTIONS_ALLOWED:
-            return None
-        timed = [a for a in own if a.accepted and a.median_us is not None]
-        best = min(timed, key=lambda a: a.median_us or 0.0, default=None)
-        offers = self._offers(language, chain, best, {a.source_hash for a in own})
+        offers = self._offers(language, chain, own)
         if language is TRITON:
             return self._screened(task, offers)
         return offers[0] if offers else None
 
-    def _offers(self, language: Language, chain: Chain, best: Attempt | None, tried: set[str]) -> list[Candidate]:
-        parent = best.source_hash if best else None
-        sources = language.sources(chain, best.knobs if best else None)
-        made = [Candidate(source, self.name, parent, dict(knobs.as_dict())) for knobs, source in sources]
-        return [c for c in made if c.hash not in tried and c.hash not in self.refused]
+    def _offers(self, language: Language, chain: Chain, own: OwnAttempts) -> list[Candidate]:
+        sources = language.sources(chain, own.best.knobs if own.best else None)
+        made = [Candidate(source, self.name, own.parent, dict(knobs.as_dict())) for knobs, source in sources]
+        return [c for c in made if c.hash not in own.tried and c.hash not in self.refused]
 
     def _screened(self, task: Task, offers: list[Candidate]) -> Candidate | None:
         """Return the first candidate that fits the device, compiling as many ahead as there are cores."""
