@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverloadPacket
 
 from .node_ops import example, is_weight
 
@@ -74,7 +75,9 @@ def _shape_parameters(node: fx.Node) -> tuple[set[int | str], int]:
     packet = getattr(torch.ops.aten, str(getattr(node.target, "__name__", node.target)), None)
     found: set[int | str] = set()
     varargs = 1 << 30
-    for overload in packet.overloads() if packet is not None else ():
+    if not isinstance(packet, OpOverloadPacket):  # `operator.le` finds the namespace's own __le__
+        return found, varargs
+    for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
         for i, argument in enumerate(schema.arguments):
             # Only the printed schema tells SymInt from int: `real_type` says "int" for both.
