@@ -8,7 +8,7 @@ not captured, and why, is counted; it runs as it would without us.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,20 +20,13 @@ from ..extractor.node_ops import example, is_call, is_weight, ops_of
 from .fresh_outputs import Split
 from .graph_device import GraphDevice, Results
 from .kernel_site import KernelSite
+from .layouts import Key, Layouts, layout
 from .rewrites.attention_backend import BACK_ENDS
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[Any, ...]
-
-# Graphs kept for one FX graph, the last used ones; each holds its inputs, results and a share of the pool.
-MOST_CAPTURED = 8
-# Layouts waiting to be met a second time. A text that grows token by token meets each only once.
-MOST_MET = 64
 # Weights that are elsewhere at each call (a functional call with new ones) are not chased for ever.
 MOST_MOVES = 3
-
-_MEETS_BEFORE_CAPTURE = 2
 
 
 def why_not(gm: fx.GraphModule, inputs: Sequence[Any], *, gradients: bool) -> str | None:
@@ -107,9 +100,7 @@ class GraphReplays:
         self._weights = frozenset(weights)
         self._device = device
         self._sites = sites
-        self._captured: OrderedDict[Key, _Captured] = OrderedDict()
-        self._met: OrderedDict[Key, int] = OrderedDict()
-        self._failed: dict[Key, str] = {}
+        self._captured: Layouts[_Captured] = Layouts()
         self._moves: Counter[Key] = Counter()
         self.replays = 0
         self.captures = 0
@@ -127,38 +118,16 @@ class GraphReplays:
         """Return the graph for these inputs, captured now if it is time, or why there is none."""
         if self._device.busy():
             return "called inside another capture"
-        key = self._key(inputs)
+        key = layout(inputs, self._weights)
         found = self._captured.get(key)
         if found is not None:
             if self._is_current(found, inputs):
-                self._captured.move_to_end(key)
                 return found
-            del self._captured[key]
+            self._captured.drop(key)
             self._moves[key] += 1
             if self._moves[key] > MOST_MOVES:
-                self._failed[key] = "its weights keep moving"
-        elif key not in self._failed:
-            times = self._met.pop(key, 0) + 1
-            self._met[key] = times
-            while len(self._met) > MOST_MET:
-                self._met.popitem(last=False)
-            if times < _MEETS_BEFORE_CAPTURE:
-                return "a layout met for the first time"
-        if key in self._failed:
-            return self._failed[key]
-        self._met.pop(key, None)
-        return self._capture(key, inputs)
-
-    def _key(self, inputs: tuple[Any, ...]) -> Key:
-        weights = self._weights
-        return (
-            torch.is_inference_mode_enabled(),
-            *[
-                (v.shape, v.stride(), v.dtype, v.device) if isinstance(v, torch.Tensor) else v
-                for i, v in enumerate(inputs)
-                if i not in weights
-            ],
-        )
+                return self._captured.give_up(key, "its weights keep moving")
+        return self._captured.why_not_now(key) or self._capture(key, inputs)
 
     def _is_current(self, found: _Captured, inputs: tuple[Any, ...]) -> bool:
         if any(inputs[i].data_ptr() != pointer for i, pointer in found.weights):
@@ -172,7 +141,7 @@ class GraphReplays:
     def _capture(self, key: Key, inputs: tuple[Any, ...]) -> _Captured | str:
         given = [(i, v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and i not in self._weights]
         if any(_overlaps(v) for _, v in given):
-            return self._give_up(key, "an input whose elements share memory")
+            return self._captured.give_up(key, "an input whose elements share memory")
         with torch.inference_mode(False), torch.no_grad():
             statics = tuple(
                 (i, torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device)) for i, v in given
@@ -194,24 +163,15 @@ class GraphReplays:
         except Exception as error:  # kernels are generated code, and a capture fails in as many ways as there are ops
             self._set_back(before)
             logger.warning("a CUDA graph could not be captured; its calls run without one: %s", error)
-            return self._give_up(key, f"capture failed: {type(error).__name__}: {_first_line(error)}")
+            return self._captured.give_up(key, f"capture failed: {type(error).__name__}: {_first_line(error)}")
         counts = tuple((s, s.calls - start[s].calls, s.fallbacks - start[s].fallbacks) for s in start)
         self._set_back(before)
         packing = any(s.kernel.prepare is not None and calls for s, calls, _ in counts)
         weights = tuple((i, inputs[i].data_ptr()) for i in sorted(self._weights) if isinstance(inputs[i], torch.Tensor))
         versions = self._versions(inputs) if packing else ()
         found = _Captured(replay, statics, weights, versions, results, tuple(c for c in counts if c[1] or c[2]))
-        self._captured[key] = found
         self.captures += 1
-        while len(self._captured) > MOST_CAPTURED:
-            self._captured.popitem(last=False)
-        return found
-
-    def _give_up(self, key: Key, reason: str) -> str:
-        if len(self._failed) >= MOST_MET:
-            self._failed.clear()
-        self._failed[key] = reason
-        return reason
+        return self._captured.keep(key, found)
 
     @staticmethod
     def _set_back(before: dict[KernelSite, Any]) -> None:

@@ -12,8 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
 
 from hotswap.extractor.node_ops import is_weight
-from hotswap.integrator.cuda_graphs import MOST_CAPTURED, GraphReplays, why_not, why_not_nodes
+from hotswap.integrator.cuda_graphs import GraphReplays, why_not, why_not_nodes
 from hotswap.integrator.fresh_outputs import split
+from hotswap.integrator.layouts import MOST_KEPT
 
 
 class FakeGraphs:
@@ -226,11 +227,11 @@ def test_lengths_that_never_come_again_are_never_captured(model: Head) -> None:
 
 def test_only_the_last_used_layouts_are_kept(model: Head) -> None:
     made = Replayed(model, torch.randn(3, 8))
-    for length in range(1, MOST_CAPTURED + 4):
+    for length in range(1, MOST_KEPT + 4):
         given = torch.randn(length, 8)
         for _ in range(3):
             same(made(given), model(given))
-    assert len(made.runs._captured) == MOST_CAPTURED
+    assert len(made.runs._captured) == MOST_KEPT
 
 
 def test_inside_another_capture_nothing_is_replayed(model: Head, x: torch.Tensor) -> None:
