@@ -193,3 +193,11 @@ def test_fused_attention_counts_the_flops_of_its_two_products() -> None:
     gm = graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), torch.randn(1, 2, 8, 16))
     (region,) = find_regions(gm)
     assert matmul_flops(region_module(gm, region)) == 2 * 2 * (2 * 8 * 8 * 16)
+
+
+def test_a_comparison_called_by_its_dunder_name_is_a_node_like_any_other() -> None:
+    """`torch.ops.aten` has methods of those names itself, and they are no ops."""
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    (by_name,) = regions_of(lambda x, y: x.exp().__le__(y).float().__ge__(x), x, y)
+    assert [n.target for n in by_name.nodes] == ["exp", "__le__", "float", "__ge__"]
+    assert len(by_name.inputs) == 2
