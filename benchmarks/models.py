@@ -2,9 +2,10 @@
 
 usage: python benchmarks/models.py [--only TEXT] [--size full] [--seconds 570] [--rivals NAME ...] [--table FILE]
 
-Each workload runs in a process of its own. Rows that the result file holds from the same environment are kept: the same
-command goes on where the last one stopped. `--kernels none` times rewrites and tails alone. Writes
-benchmarks/results/models-<device>.json. `--size tiny --device cpu` runs the whole way dry.
+Each workload runs in a process of its own; where an arm ends it, it is measured again without that arm. Rows that the
+result file holds from the same environment are kept: the same command goes on where the last one stopped. `--kernels
+none` times rewrites and tails alone. Writes benchmarks/results/models-<device>.json. `--size tiny --device cpu` runs
+the whole way dry.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any, get_args
 import torch
 
 from hotswap.benchmarks.models_kit.arms import COMPILE_MODES, LIGER
+from hotswap.benchmarks.models_kit.blame import ArmLost, Watch
 from hotswap.benchmarks.models_kit.race import Asked, measured
 from hotswap.benchmarks.models_kit.suite import ROWS, Row, Size
 from hotswap.benchmarks.models_kit.table import line, markdown, workloads
@@ -34,6 +38,9 @@ RESULTS = Path(__file__).parent / "results"
 
 # A row is begun only if as long as the longest so far is left; of the first nothing is known.
 _FIRST_GUESS_S = 120.0
+# Names the arm at work, beside the rows that a process is to write.
+AT_WORK = "arm.txt"
+
 # A process that compiles for ever is ended; what it was doing is said in its row.
 _GRACE_S = 60.0
 
@@ -94,7 +101,7 @@ def main() -> int:
         if left < longest:
             print(f"{title}: {left:.0f} s are left; the same command goes on from here", file=sys.stderr)
             break
-        made = _in_a_process(number, left)
+        made = _in_processes(number, left)
         if made is None:
             failed += 1
             print(f"{title}: not measured", file=sys.stderr)
@@ -106,20 +113,39 @@ def main() -> int:
     return 3 if failed else 0
 
 
-def _in_a_process(number: int, left: float) -> list[dict[str, Any]] | None:
-    """Return the rows of one workload, measured by this file in a process of its own; None where that failed."""
+def _in_processes(number: int, left: float) -> list[dict[str, Any]] | None:
+    """Return the rows of one workload, measured by this file in processes of their own; None where that failed.
+
+    An arm that ends one (a CUDA error, a crash) is left out of the next, and the rows say so. left: seconds.
+    """
+    ends, without = time.monotonic() + left, dict[str, str]()
+    while time.monotonic() < ends:
+        made = _in_a_process(number, ends - time.monotonic(), without)
+        if made is None or isinstance(made, list):
+            return made
+        arm = made["lost"]
+        if arm in without or arm == "eager":
+            return None
+        without[arm] = made["note"]
+        print(f"{ROWS[number].model}: {arm} ended the process ({made['note']}); again without it", file=sys.stderr)
+    return None
+
+
+def _in_a_process(number: int, left: float, without: Mapping[str, str]) -> Any:
+    """Return what one process made of a workload: rows, the arm that ended it, or None where that is not known."""
     with tempfile.TemporaryDirectory() as scratch:
-        found = Path(scratch) / "rows.json"
+        found, at = Path(scratch) / "rows.json", Path(scratch) / AT_WORK
         command = [sys.executable, __file__, *sys.argv[1:], "--one", str(number), "--out", str(found)]
+        command += ["--without", json.dumps(dict(without))]
         try:
             done = subprocess.run(command, check=False, timeout=left + _GRACE_S if left < float("inf") else None)
         except subprocess.TimeoutExpired:
             print(f"{ROWS[number].model}: ended after {left:.0f} s", file=sys.stderr)
             return None
-        if done.returncode or not found.exists():
-            return None
-        rows: list[dict[str, Any]] = json.loads(found.read_text(encoding="utf-8"))
-        return rows
+        if done.returncode == 0 and found.exists():
+            return json.loads(found.read_text(encoding="utf-8"))
+        arm = at.read_text(encoding="utf-8") if at.exists() else ""
+        return {"lost": arm, "note": f"the process died with status {done.returncode}"} if arm else None
 
 
 def _one(asked: argparse.Namespace, device: str) -> int:
@@ -128,7 +154,7 @@ def _one(asked: argparse.Namespace, device: str) -> int:
         sys.path.insert(0, str(asked.liger))
     rivals = tuple(asked.rivals) + ((LIGER,) if asked.liger else ())
     tails = tuple(asked.tails or (("eager", "inductor") if device == "cpu" else ("cudagraph", "inductor-cudagraph")))
-    how = Asked(asked.size, device, rivals, tails, asked.kernels, asked.row_seconds)
+    how = Asked(asked.size, device, rivals, tails, asked.kernels, asked.row_seconds, without=asked.without)
     if asked.race_seconds:
         how = replace(how, race_seconds=asked.race_seconds)
     started = time.monotonic()
@@ -136,7 +162,11 @@ def _one(asked: argparse.Namespace, device: str) -> int:
     def say(text: str) -> None:
         print(f"  {time.monotonic() - started:5.0f} s  {row.model}: {text}", file=sys.stderr, flush=True)
 
-    made = measured(row, how, say)
+    try:
+        made: Any = measured(row, how, say, Watch(asked.out.parent / AT_WORK))
+    except ArmLost as lost:
+        traceback.print_exception(lost)
+        made = {"lost": lost.arm, "note": lost.note}
     asked.out.write_text(json.dumps(made) + "\n", encoding="utf-8")
     return 0
 
@@ -165,6 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="measure again what the file holds")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print a result file as markdown, measure nothing")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--without", type=json.loads, default={}, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

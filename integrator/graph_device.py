@@ -6,8 +6,8 @@ Everything that needs a GPU is here, behind `GraphDevice`; when to record and wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -45,12 +45,16 @@ class GraphDevice(Protocol):
 
 
 class CudaGraphs:
-    """A GraphDevice on one CUDA device, with one memory pool for the temporaries of all its graphs."""
+    """A GraphDevice on one CUDA device, with one memory pool for the temporaries of all its graphs.
+
+    All are recorded on one stream: memory that a capture frees serves the next one only on the stream it came from.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._lock = threading.RLock()
         self._device = device
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
 
     @property
@@ -66,7 +70,9 @@ class CudaGraphs:
         with torch.cuda.device(self._device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            stream = self._stream
             stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_RUNS):
@@ -75,7 +81,10 @@ class CudaGraphs:
             graph = torch.cuda.CUDAGraph()
             recording()
             # Other threads may allocate and synchronize meanwhile; what they do is none of the graph's.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _own_workspaces(),
+                torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 results = run()
         return graph.replay, results
 
@@ -91,3 +100,17 @@ class CudaGraphs:
         event = self._last[1] if self._last is not None else torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(now)
         self._last = (now, event)
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """A context in which cuBLAS takes workspaces anew: while capturing, from the graph's pool, where they stay mapped.
+
+    torch keeps one for each handle and stream. The warm runs' lies in memory of everybody, and the graph would write
+    there long after someone cleared it and gave it back: torch.compile's own CUDA graphs, at each recording of theirs.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from hotswap.integrator.blocks import Pace, Timed, warm
 from hotswap.integrator.measure import many_rounds, measure, pace_for
-from hotswap.integrator.results import Tail
+from hotswap.integrator.results import EndToEnd, Tail
 from hotswap.models.workload import Call
 from hotswap.optimizer.verdict import Arm
 from hotswap.profiler.limits import measure as measure_limits
 
 from .account import device_work, differences, floor_ms, peak_mb
 from .arms import BuiltArm, build_arm, ours_name
+from .blame import ArmLost, Watch, cause, device_is_lost
 from .suite import Row, Size, build
 
 # Twice the error that eager itself has to fp32, and a little for where that is nothing.
@@ -27,7 +29,10 @@ _LARGEST_IN_FP32 = 4e9
 
 @dataclass(frozen=True)
 class Asked:
-    """How to measure. seconds: after which no further arm is built; the race comes on top, `race_seconds` at most."""
+    """How to measure. seconds: after which no further arm is built; the race comes on top, `race_seconds` at most.
+
+    without: arms that are left out, each with the reason, which becomes their note.
+    """
 
     size: Size = "full"
     device: str = "cuda"
@@ -36,10 +41,14 @@ class Asked:
     kernels: str = "store"
     seconds: float = 150.0
     race_seconds: float = 25.0
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
-def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Return the rows of the result file for one workload: one an arm, ours among them, the reason where one is not."""
+def measured(row: Row, asked: Asked, say: Callable[[str], object], watch: Watch) -> list[dict[str, Any]]:
+    """Return the rows of the result file for one workload: one an arm, ours among them, the reason where one is not.
+
+    Raises ArmLost where an arm took the device with it, or failed in the race.
+    """
     started = time.monotonic()
     model, call = build(row, asked.size, asked.device)
     say(f"built in {time.monotonic() - started:.0f} s")
@@ -47,10 +56,11 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[
         limits = measure_limits(asked.device)
         floor = floor_ms(model, call, limits, causal=row.causal)
         pace = pace_for(model) if asked.size != "tiny" else Pace(rounds=8, block_s=0.02, warm_s=0.1)
-        built, notes = _arms(model, call, asked, started, say)
-        ours = _best_of_ours(built, model, call, pace, notes, say)
-        race = _race(built, ours, call, pace, asked)
-        facts = {arm.name: _account(arm) for arm in built.values()}
+        built, notes = _arms(model, call, asked, started, say, watch)
+        with watch.blaming():
+            ours = _best_of_ours(built, model, call, pace, notes, say, watch)
+            race = _race(built, ours, call, pace, asked, watch)
+            facts = {arm.name: _account(arm, watch) for arm in built.values()}
     common = {"workload": f"{row.model}@{asked.size}", "shape": row.shape(asked.size), "dtype": "bfloat16", **floor}
     rows = []
     for arm in race.arms:
@@ -68,12 +78,15 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object]) -> list[dict[
     return rows
 
 
-def _account(arm: BuiltArm) -> dict[str, Any]:
+def _account(arm: BuiltArm, watch: Watch) -> dict[str, Any]:
     """Return what a call costs beside its time; a profiler that fails is no reason to lose the timing."""
+    watch.at(arm.name)
     try:
         return device_work(arm.call) | {"peak_mb": peak_mb(arm.call)}
     except (AttributeError, RuntimeError) as error:
-        return {"account_note": f"{type(error).__name__}: {error}"}
+        if device_is_lost():
+            raise
+        return {"account_note": cause(error)}
 
 
 def _timing(arm: Arm, faster: Any, floor: float) -> dict[str, Any]:
@@ -87,7 +100,7 @@ def _timing(arm: Arm, faster: Any, floor: float) -> dict[str, Any]:
 
 
 def _arms(
-    model: Any, call: Call, asked: Asked, started: float, say: Callable[[str], object]
+    model: Any, call: Call, asked: Asked, started: float, say: Callable[[str], object], watch: Watch
 ) -> tuple[dict[str, BuiltArm], dict[str, str]]:
     """Return the arms that could be built, and why others could not."""
     built: dict[str, BuiltArm] = {}
@@ -95,28 +108,41 @@ def _arms(
     # Ours first: merged weights move once, which torch's own graphs, captured before, would have to follow.
     for name in ("eager", *(ours_name(tail) for tail in asked.tails), *asked.rivals):
         begun = time.monotonic()
+        if name in asked.without:
+            notes[name] = asked.without[name]
+            continue
         if begun - started > asked.seconds:
             notes[name] = f"not measured: {asked.seconds:.0f} s were spent before it"
             continue
         try:
-            built[name] = build_arm(name, model, call, asked.kernels)
-        except Exception as error:  # compilers and other people's kernels raise what they like; the row goes on
-            notes[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            with watch.blaming(name):
+                built[name] = build_arm(name, model, call, asked.kernels)
+        except ArmLost as lost:
+            if device_is_lost() or name == "eager":
+                raise
+            notes[name] = lost.note
         say(f"{name}: {notes.get(name) or f'ready in {time.monotonic() - begun:.0f} s'}")
     return built, notes
 
 
 def _best_of_ours(
-    built: dict[str, BuiltArm], model: Any, call: Call, pace: Pace, notes: dict[str, str], say: Callable[[str], object]
+    built: dict[str, BuiltArm],
+    model: Any,
+    call: Call,
+    pace: Pace,
+    notes: dict[str, str],
+    say: Callable[[str], object],
+    watch: Watch,
 ) -> str | None:
     """Return the arm of ours that is right and quickest in a trial; the others leave the race with their figure."""
     trial: dict[str, float] = {}
     wider = sum(p.numel() for p in model.parameters()) <= _LARGEST_IN_FP32
     for name in [n for n in built if n.startswith("ours")]:
+        watch.at(name)
         apart = differences(model, call, built[name].call(), wider=wider)
         built[name].facts["check"] = apart
         bound = max(_ERROR_RATIO * apart.get("eager_to_fp32", 0.01), _ERROR_FLOOR)
-        if apart.get("to_fp32", apart["to_eager"]) > bound:
+        if not apart.get("to_fp32", apart["to_eager"]) <= bound:
             notes[name] = f"wrong: {apart}"
             del built[name]
             continue
@@ -130,8 +156,8 @@ def _best_of_ours(
     return best
 
 
-def _race(built: dict[str, BuiltArm], ours: str | None, call: Call, pace: Pace, asked: Asked) -> Any:
-    calls: dict[str, Timed] = {name: Timed(arm.call) for name, arm in built.items()}
+def _race(built: dict[str, BuiltArm], ours: str | None, call: Call, pace: Pace, asked: Asked, watch: Watch) -> EndToEnd:
+    calls = {name: Timed(arm.call, partial(watch.at, name)) for name, arm in built.items()}
     step_s = warm(calls["eager"], pace)
     if asked.size != "tiny":
         pace = many_rounds(pace, step_s, len(calls), asked.race_seconds)

@@ -321,3 +321,26 @@ def test_on_a_gpu_what_cannot_be_captured_runs_without() -> None:
         for _ in range(4):
             torch.testing.assert_close(way(x), Syncs()(x))
     assert any(reason.startswith("capture failed") for reason in way.captured), way.captured
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_graph_keeps_the_memory_that_matmuls_work_in_whoever_clears_theirs() -> None:
+    from hotswap.integrator.graph_way import GraphWay
+    from hotswap.integrator.swap_graph import Sites
+
+    torch.manual_seed(0)
+    # Few rows and a long sum: cuBLAS splits it, and its workspace holds the parts.
+    model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(2))).cuda().bfloat16()
+    way = GraphWay(model, (), Sites(), "cudagraph")
+    given = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        want = model(given)
+        for _ in range(3):
+            way(given)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        taken = [torch.zeros(8 << 20, device="cuda") for _ in range(16)]
+        torch.testing.assert_close(way(given), want)
+        assert not any(bool(one.any()) for one in taken), "a replay wrote into memory of others"
+        assert way.captured["replays"] == 3

@@ -1,0 +1,113 @@
+"""The model benchmark, dry: an arm that fails is left out with its cause, whatever it takes with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hotswap.benchmarks import models
+from hotswap.benchmarks.models_kit import race
+from hotswap.benchmarks.models_kit.arms import BuiltArm
+from hotswap.benchmarks.models_kit.blame import ArmLost, Watch, cause
+from hotswap.benchmarks.models_kit.suite import Row
+
+ROW = Row("bert-base", 2, 32)
+HOW = race.Asked("tiny", "cpu", ("compile",), ("eager",), "none", race_seconds=1.0)
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture
+def arms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arms that are the model in eager, but for those given another call here."""
+    given: dict[str, Any] = {}
+
+    def build_arm(name: str, model: Any, call: Any, kernels: str) -> BuiltArm:
+        made = given.get(name, lambda run: run)(lambda: model(*call.args, **call.kwargs))
+        made()
+        return BuiltArm(name, made, 0.0, 0.0)
+
+    monkeypatch.setattr(race, "build_arm", build_arm)
+    return given
+
+
+def test_the_cause_of_what_dynamo_says_of_a_backend_is_the_backends_own_exception_and_where_it_was() -> None:
+    def backend(gm: Any, inputs: Any) -> Any:
+        raise KeyError("no such overload")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as met:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))  # type: ignore[no-untyped-call]
+    said = cause(met.value)
+    assert said.startswith("KeyError: 'no such overload' (benchmarks/test_models_benchmark.py:")
+
+
+def test_an_arm_that_cannot_be_built_is_noted_with_its_cause_and_the_others_are_timed(arms: dict[str, Any]) -> None:
+    def fails(run: Any) -> Any:
+        raise ValueError("no kernel for this")
+
+    arms["compile"] = fails
+    made = {r["arm"]: r for r in race.measured(ROW, HOW, silent, Watch())}
+    assert made["compile"]["note"].startswith("ValueError: no kernel for this (")
+    assert made["ours"]["ms"] > 0
+
+
+def test_an_arm_that_takes_the_device_with_it_is_named(arms: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: Any) -> Any:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    arms["ours (eager)"] = fails
+    monkeypatch.setattr(race, "device_is_lost", lambda: True)
+    with pytest.raises(ArmLost, match="unspecified launch failure") as lost:
+        race.measured(ROW, HOW, silent, Watch())
+    assert lost.value.arm == "ours (eager)"
+
+
+def test_an_arm_that_fails_while_it_is_compared_or_timed_is_named(arms: dict[str, Any]) -> None:
+    calls = iter(range(100))
+
+    def fails_later(run: Any) -> Any:
+        return lambda: run() if next(calls) < 3 else 1 // 0
+
+    arms["compile"] = fails_later
+    with pytest.raises(ArmLost, match="ZeroDivisionError") as lost:
+        race.measured(ROW, HOW, silent, Watch())
+    assert lost.value.arm == "compile"
+
+
+def test_an_arm_left_out_beforehand_is_in_the_rows_with_the_reason(arms: dict[str, Any]) -> None:
+    how = race.Asked("tiny", "cpu", ("compile",), ("eager",), "none", race_seconds=1.0, without={"compile": "it died"})
+    made = {r["arm"]: r for r in race.measured(ROW, how, silent, Watch())}
+    assert (made["compile"]["ms"], made["compile"]["note"]) == (None, "it died")
+
+
+CHILD = """
+import json, os, sys
+from pathlib import Path
+given = dict(zip(sys.argv, sys.argv[1:]))
+out, without = Path(given["--out"]), json.loads(given["--without"])
+if "ours (cudagraph)" not in without:
+    (out.parent / "arm.txt").write_text("ours (cudagraph)")
+    os._exit(11)
+if "max-autotune" not in without:
+    out.write_text(json.dumps({"lost": "max-autotune", "note": "CUDA error"}))
+else:
+    out.write_text(json.dumps([without]))
+"""
+
+
+def test_a_row_is_measured_again_without_the_arms_that_ended_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    monkeypatch.setattr(models, "__file__", str(child))
+    monkeypatch.setattr(sys, "argv", ["models.py"])
+    assert models._in_processes(0, 60.0) == [
+        {"ours (cudagraph)": "the process died with status 11", "max-autotune": "CUDA error"}
+    ]
