@@ -1,10 +1,11 @@
-"""Verdicts and acceptances an hour of the judge on C++ kernels: good, slow, wrong and crashing ones.
+"""Verdicts and acceptances an hour of the judge on C++ or Triton kernels: good, slow, wrong and crashing ones.
 
-    python benchmarks/judge_throughput.py [--minutes 5] [--rows 512] [--width 2048] [--out FILE]
+    python benchmarks/judge_throughput.py [--device cpu|cuda] [--minutes 5] [--within SECONDS] [--rows N] [--width N]
 
 A verdict is every correctness stage plus screening; an acceptance is the full race in a clean process. The mix: of
 twelve candidates six are right and near the best, two right and slow, two wrong late, one wrong at once, one crashes.
-Run it on a machine that does nothing else. Writes benchmarks/results/judge-throughput.json.
+Run it on a machine that does nothing else. `--within` bounds the whole run, the judge's start included. Writes
+benchmarks/results/judge-throughput.json, on a device judge-throughput-NAME.json.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from safetensors.torch import save_file
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.models.environment import environment
 from hotswap.optimizer.judge import Judge
-from hotswap.optimizer.verdict import Verdict
 
 REFERENCE = """
 import torch
@@ -67,102 +67,146 @@ def kernel(x, weight):
     return out
 # variant NUMBER
 '''
-KINDS: tuple[tuple[str, dict[str, str]], ...] = (
+TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def norm(x, weight, out, width, row, column, BLOCK: tl.constexpr):
+    here = tl.arange(0, BLOCK)
+    inside = here < width
+    start = tl.program_id(0).to(tl.int64)
+    value = tl.load(x + start * row + here * column, mask=inside, other=0.0).to(tl.float32)
+    LATE
+    scale = tl.rsqrt(tl.sum(value * value, 0) / width + EPS)
+    gain = tl.load(weight + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + CRASH + start * width + here, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+
+def kernel(x, weight):
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, width = x.shape
+    if out.numel():
+        block = triton.next_power_of_2(width)
+        for _ in range(REPEAT):
+            norm[(rows,)](x, weight.contiguous(), out, width, *x.stride(), BLOCK=block, num_warps=LANES)
+    return out
+# variant NUMBER
+"""
+Kinds = tuple[tuple[str, dict[str, str]], ...]
+KINDS: Kinds = (
     ("good", {"LANES": "8"}), ("wrong", {"EPS": "1e-2f"}), ("good", {"LANES": "16"}),
     ("slow", {"REPEAT": "40"}), ("good", {"LANES": "32"}), ("wrong late", {"LATE": "x = x.clamp(-8, 8)"}),
     ("good", {"LANES": "64"}), ("crashing", {"CRASH": "std::abort();"}), ("good", {"LANES": "4"}),
     ("slow", {"REPEAT": "4"}), ("good", {"LANES": "24"}), ("wrong late", {"LATE": "if x.shape[0] == 1: x = x + 1"}),
 )  # fmt: skip
+TRITON_KINDS: Kinds = (
+    ("good", {"LANES": "4"}), ("wrong", {"EPS": "0.5"}), ("good", {"LANES": "8"}),
+    ("slow", {"REPEAT": "40"}), ("good", {"LANES": "2"}),
+    ("wrong late", {"LATE": "value = tl.minimum(tl.maximum(value, -8.0), 8.0)"}), ("good", {"LANES": "16"}),
+    ("crashing", {"CRASH": "(start + (1 << 40))"}), ("good", {"LANES": "4"}), ("slow", {"REPEAT": "4"}),
+    ("good", {"LANES": "8"}), ("wrong late", {"LATE": "value += tl.where(tl.num_programs(0) == 1, 1.0, 0.0)"}),
+)  # fmt: skip
 PLAIN = {"LANES": "16", "EPS": "1e-6f", "REPEAT": "1", "CRASH": "", "LATE": "pass"}
+TRITON_PLAIN = {"LANES": "4", "EPS": "1e-6", "REPEAT": "1", "CRASH": "0", "LATE": "value += 0.0"}
 
 
-def candidate(number: int) -> tuple[str, str]:
+def candidate(number: int, device: str) -> tuple[str, str]:
     """Return the kind and source of the number-th candidate; no two sources are equal, so that each is compiled."""
-    kind, changes = KINDS[number % len(KINDS)]
-    source = KERNEL
-    for word, text in (PLAIN | changes).items():
+    template, plain, kinds = (KERNEL, PLAIN, KINDS) if device == "cpu" else (TRITON, TRITON_PLAIN, TRITON_KINDS)
+    kind, changes = kinds[number % len(kinds)]
+    source = template
+    for word, text in (plain | changes).items():
         source = source.replace(word, text)
     return kind, source.replace("#include <cmath>", f"// {number}\n#include <cmath>").replace("NUMBER", str(number))
 
 
-def write_task(folder: Path, rows: int, width: int) -> Path:
-    """Write an fp32 RMSNorm as a task folder."""
+def write_task(folder: Path, rows: int, width: int, device: str = "cpu") -> Path:
+    """Write an RMSNorm as a task folder: fp32 on a CPU, bf16 on a device."""
     draws = torch.Generator().manual_seed(3)
-    inputs = {"x": torch.randn(rows, width, generator=draws), "weight": 1 + torch.randn(width, generator=draws) / 10}
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    x, weight = torch.randn(rows, width, generator=draws), 1 + torch.randn(width, generator=draws) / 10
+    inputs = {"x": x.to(dtype), "weight": weight.to(dtype)}
     folder.mkdir(parents=True)
     (folder / "reference.py").write_text(REFERENCE)
     specs, kept = [], {}
     for name, tensor in inputs.items():
-        kept[f"case0.{name}"] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
-        facts = [f.item() for f in (tensor.min(), tensor.max(), tensor.mean(), tensor.std())]
+        key = f"case0.{name}"
+        kept[key] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
+        wide = tensor.double()
+        facts = [f.item() for f in (wide.min(), wide.max(), wide.mean(), wide.std())]
         role = "weight" if name == "weight" else "activation"
-        specs.append(
-            TensorSpec(name, tuple(tensor.shape), tensor.stride(), 0, "float32", role, f"case0.{name}", None, *facts)
-        )
+        kind = str(dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name, tuple(tensor.shape), tensor.stride(), 0, kind, role, key, None, *facts))
     save_file(kept, folder / "inputs.safetensors")
     Task(
-        name="rmsnorm", fingerprint="0" * 16, kind="memory", device="cpu", ops=("aten.mul",), inputs=tuple(inputs),
+        name="rmsnorm", fingerprint="0" * 16, kind="memory", device=device, ops=("aten.mul",), inputs=tuple(inputs),
         outputs=1, cases=(ShapeCase("case0", tuple(specs), 1, 1.0, 100.0),), sites=(), eager_us=100.0, floor_us=10.0,
         share=0.1, ceiling=1.1, size_symbols=(((0, 0),), ((0, 1), (1, 0))),
     ).save(folder / "task.json")  # fmt: skip
     return folder
 
 
-def measure(folder: Path, minutes: float) -> dict[str, object]:
-    """Return the figures of a judge kept busy for so many minutes, its start apart."""
+def measure(folder: Path, device: str, minutes: float, within_s: float) -> dict[str, object]:
+    """Return the figures of a judge kept busy for so many minutes, its start apart, and no longer than `within_s`."""
     stages: collections.Counter[str] = collections.Counter()
     ended: collections.Counter[str] = collections.Counter()
-    screened = accepted_s = 0.0
-    acceptances = verdicts = quick = 0
+    took: dict[str, list[float]] = {"acceptance": [], "screening": [], "quick": []}
+    verdicts, longest = 0, 0.0
     started = time.monotonic()
     with Judge(folder) as judge:
         judge.baseline()
-        start_s = time.monotonic() - started
         began = time.monotonic()
-        while time.monotonic() - began < 60 * minutes or verdicts < len(KINDS):
-            kind, source = candidate(verdicts)
+        end = min(began + 60 * minutes, started + within_s)
+        while not verdicts or time.monotonic() + longest < end:
+            kind, source = candidate(verdicts, device)
             before = time.monotonic()
             verdict = judge.verdict(source)
-            took = time.monotonic() - before
-            verdicts += 1
-            depth = _depth(verdict)
-            if depth.startswith("acceptance"):
-                acceptances, accepted_s = acceptances + 1, accepted_s + took
-            elif verdict.accepted:
-                screened += took
-            else:
-                quick += 1
+            seconds = time.monotonic() - before
+            verdicts, longest = verdicts + 1, max(longest, seconds)
+            depth = verdict.stages[-1].evidence.get("depth", "") if verdict.accepted else ""
+            took[depth.partition(",")[0] or "quick"].append(seconds)
             ended[f"{kind}: {depth or verdict.stage}"] += 1
             stages.update({s.stage: s.seconds for s in verdict.stages})  # type: ignore[arg-type]
         hours = (time.monotonic() - began) / 3600
         isolation = judge.hall.isolation
-    full = verdicts - quick
     return {
-        "verdicts_an_hour": verdicts / hours, "acceptances_an_hour": acceptances / hours,
-        "verdicts": verdicts, "acceptances": acceptances, "rejected_before_timing": quick, "minutes": hours * 60,
-        "seconds_to_first_verdict": start_s,
-        "seconds_a_screened_verdict": screened / (full - acceptances) if full > acceptances else None,
-        "seconds_an_accepted_verdict": accepted_s / acceptances if acceptances else None,
+        "verdicts_an_hour": verdicts / hours, "acceptances_an_hour": len(took["acceptance"]) / hours,
+        "verdicts": verdicts, "acceptances": len(took["acceptance"]), "rejected": len(took["quick"]),
+        "minutes": hours * 60, "seconds_to_first_verdict": began - started,
+        "seconds_a_screened_verdict": _mean(took["screening"]), "seconds_a_rejection": _mean(took["quick"]),
+        "seconds_an_accepted_verdict": _mean(took["acceptance"]), "longest_verdict_s": longest,
         "seconds_in_stages": dict(stages), "ended": dict(sorted(ended.items())), "isolation": isolation,
     }  # fmt: skip
 
 
-def _depth(verdict: Verdict) -> str:
-    return verdict.stages[-1].evidence.get("depth", "") if verdict.accepted else ""
+def _mean(seconds: list[float]) -> float | None:
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+def _default_out(device: str) -> Path:
+    name = "" if device == "cpu" else "-" + "-".join(torch.cuda.get_device_name().lower().split())
+    return Path(__file__).parent / "results" / f"judge-throughput{name}.json"
 
 
 def main() -> None:
     """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "judge-throughput.json")
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds the whole may take")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    on_cpu = args.device == "cpu"
+    rows, width = args.rows or (512 if on_cpu else 4096), args.width or (2048 if on_cpu else 4096)
     with tempfile.TemporaryDirectory() as scratch:
-        figures = measure(write_task(Path(scratch) / "rmsnorm", args.rows, args.width), args.minutes)
-    figures |= {"task": f"rmsnorm fp32 ({args.rows}, {args.width})", "cores": os.cpu_count()}
-    args.out.write_text(json.dumps(figures | {"environment": environment()}, indent=1) + "\n")
+        folder = write_task(Path(scratch) / "rmsnorm", rows, width, args.device)
+        figures = measure(folder, args.device, args.minutes, args.within)
+    figures |= {"task": f"rmsnorm {'fp32' if on_cpu else 'bf16'} ({rows}, {width})", "cores": os.cpu_count()}
+    out = args.out or _default_out(args.device)
+    out.write_text(json.dumps(figures | {"environment": environment()}, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 
 
