@@ -53,16 +53,17 @@ def _options() -> argparse.Namespace:
 
 def _sweep(options: argparse.Namespace, kept: dict[str, Any]) -> None:
     from hotswap.benchmarks.sweep_kit.server import Bounds, run_each
-    from hotswap.benchmarks.sweep_kit.subjects import loaded, measured_limits, names, trial
+    from hotswap.benchmarks.sweep_kit.subjects import loaded, measured_limits, names, trial, warmed
 
-    versions = loaded()
-    limits = measured_limits()
+    versions, machine = loaded()
+    work = warmed(trial(measured_limits(), derive=not options.no_derive))
     if kept["versions"] != versions:
-        kept |= {"versions": versions, "rows": {}}
+        kept |= {"versions": versions, "machines": [], "rows": {}}
     kept["of"] = len(names())
+    kept["machines"] = sorted({*kept["machines"], machine})
     bounds = Bounds(options.seconds, int(options.gigabytes * 2**30), options.jobs)
     todo = _chosen(names(), options, kept["rows"])
-    for count, row in enumerate(run_each(todo, trial(limits, derive=not options.no_derive), bounds), 1):
+    for count, row in enumerate(run_each(todo, work, bounds), 1):
         kept["rows"][row.name] = row.to_dict()
         kept["made"] = datetime.now().astimezone().isoformat(timespec="seconds")
         _keep(options.out, kept)
@@ -91,7 +92,7 @@ def _chosen(every: list[str], options: argparse.Namespace, rows: dict[str, Any])
 
 def _kept(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return {"versions": None, "made": None, "of": 0, "rows": {}}
+        return {"versions": None, "machines": [], "made": None, "of": 0, "rows": {}}
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -25,15 +26,15 @@ BATCH, LENGTH = 2, 16
 
 
 def model_types() -> list[str]:
-    """Return the types that an Auto class of transformers builds models for, sorted."""
+    """Return the types that an Auto class of transformers builds models for, those that most classes know first."""
     from transformers.models.auto import modeling_auto as auto
 
-    found: set[str] = set()
+    found: Counter[str] = Counter()
     for name, door in vars(auto).items():
         mapping = getattr(door, "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None:
-            found.update(mapping._model_mapping)
-    return sorted(found)
+            found.update(list(mapping._model_mapping))
+    return sorted(found, key=lambda name: (-found[name], name))
 
 
 def small(model_type: str) -> tuple[Workload, str]:

@@ -40,7 +40,7 @@ class Reduction:
     """What is reduced, and how far (0: not). width: what widths and heads are divided by; image: longest side."""
 
     width: int = 8
-    layers: int = 2
+    layers: int = 1
     vocab: int = 1024
     positions: int = 512
     experts: int = 4
@@ -56,7 +56,7 @@ def ladder() -> Iterator[Reduction]:
     full = Reduction()
     yield from (replace(full, width=width) for width in (8, 4, 2))
     yield from (replace(full, image=0, width=width) for width in (8, 4, 2))
-    one_less = ({"layers": 4}, {"layers": 0}, {"vocab": 0}, {"positions": 0}, {"experts": 0})
+    one_less = ({"layers": 2}, {"layers": 4}, {"layers": 0}, {"vocab": 0}, {"positions": 0}, {"experts": 0})
     yield from (replace(full, image=image, **change) for change in one_less for image in (64, 0))  # type: ignore[arg-type]
     yield replace(full, width=1)
     yield from (replace(full, width=1, image=0, **change) for change in ({}, *one_less))  # type: ignore[arg-type]

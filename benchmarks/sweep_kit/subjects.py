@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from hotswap.models.environment import environment
 from hotswap.profiler.recording import Limits
@@ -16,20 +15,32 @@ from .from_transformers import model_types, small
 from .row import Row
 from .trial import try_model
 
+# What a row depends on: another of these and it says nothing. The machine only says how long it took.
+_VERSIONS = ("hotswap", "python", "torch", "triton", "transformers")
+# Small ones: what their trials load and set up serves every child that is forked after them.
+WARMS_UP = ("elsewhere:convnext", "transformers:bert")
 
-def loaded() -> dict[str, Any]:
-    """Load what every child needs, and return the versions that rows belong to."""
+
+def loaded() -> tuple[dict[str, str], str]:
+    """Load what every child needs; return the versions that rows belong to, and the machine they are made on."""
     import torch
-    import transformers
 
     for name in ("torch._dynamo", "torch.utils.flop_counter", "hotswap.extractor.extract"):
         import_module(name)
     torch.set_num_threads(1)
-    return {**environment(), "torch": torch.__version__, "transformers": transformers.__version__}
+    found = environment()
+    return {name: found[name] for name in _VERSIONS}, f"{found['cpu']}, {found['os']}, {found['compiler']}"
+
+
+def warmed(work: Callable[[str], Row]) -> Callable[[str], Row]:
+    """Return `work` after it was done here once: imports and first calls are half the time of a child without it."""
+    for name in WARMS_UP:
+        work(name)
+    return work
 
 
 def names() -> list[str]:
-    """Return all names: `transformers:TYPE` and `elsewhere:NAME`."""
+    """Return all names, `transformers:TYPE` and `elsewhere:NAME`; types that most Auto classes know come first."""
     return [*(f"transformers:{t}" for t in model_types()), *(f"elsewhere:{n}" for n in elsewhere.MODELS)]
 
 

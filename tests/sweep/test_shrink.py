@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotswap.benchmarks.sweep_kit.shrink import Reduction, changed, ladder, reduced
 
-FULL = Reduction()
+FULL = Reduction(layers=2)
 
 
 def test_width_and_heads_shrink_together() -> None:
