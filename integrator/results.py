@@ -8,7 +8,7 @@ from typing import Literal
 from ..models.record import Record
 from ..optimizer.verdict import Arm, Interval
 
-Tail = Literal["eager", "cudagraph", "inductor", "inductor-cudagraph"]
+Tail = Literal["eager", "planned", "cudagraph", "inductor", "inductor-cudagraph"]
 Outcome = Literal["kernel", "inductor", "left alone", "dropped"]
 
 
@@ -18,7 +18,7 @@ class EndToEnd(Record):
 
     arms: "eager", "compile", "hotswap" and any other baseline.
     speedup: rival's name to (rival / hotswap), above 1 is a gain.
-    compile_s: arm to seconds of its first call.
+    compile_s: arm to seconds of its first call; of ours, of the first two, as what is recorded is so at the second.
     """
 
     call: str

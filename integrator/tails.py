@@ -1,4 +1,4 @@
-"""Make one graph into something that runs, through the tail that was chosen: eager, CUDA graphs, Inductor, or both."""
+"""Make one graph into something that runs, through the tail that was chosen; `Tail` names them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .cuda_graphs import GraphReplays, why_not
 from .fresh_outputs import split
 from .graph_device import CudaGraphs, GraphDevice
 from .kernel_site import KernelSite
+from .planned_runs import PlannedRuns, SharedArena, why_not_planned
 from .results import Tail
 
 logger = logging.getLogger(__name__)
@@ -24,18 +25,21 @@ Compiled = Callable[..., Any]
 
 CAPTURING: frozenset[Tail] = frozenset({"cudagraph", "inductor-cudagraph"})
 COMPILING: frozenset[Tail] = frozenset({"inductor", "inductor-cudagraph"})
+# Tails that trace the graph: what is swapped in must stand that.
+TRACING: frozenset[Tail] = COMPILING | {"planned"}
 
 
 @dataclass
 class TailState:
-    """What the graphs of one backend share: the device that captures for them, their kernels' sites, what was refused.
+    """What the graphs of one backend share: what captures for them, their memory, kernels' sites, what was refused.
 
-    replays: the captured graphs, for who asks how often they ran. refused: reason to graphs.
+    replays: the captured or planned graphs, for who asks how often they ran. refused: reason to graphs.
     """
 
     sites: Iterable[KernelSite] = ()
     device: GraphDevice | None = None
-    replays: list[GraphReplays] = field(default_factory=list)
+    memory: SharedArena = field(default_factory=SharedArena)
+    replays: list[GraphReplays | PlannedRuns] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -49,6 +53,14 @@ def run_through(
             return _captured(gm, tail, inputs, state)
         state.refused[reason] += 1
         logger.warning("a graph is not captured as a CUDA graph: %s", reason)
+    if tail == "planned":
+        reason = why_not_planned(inputs, gradients=gradients)
+        if reason is None:
+            planned = PlannedRuns(gm, state.memory)
+            state.replays.append(planned)
+            return planned
+        state.refused[reason] += 1
+        logger.warning("a graph runs without planned memory: %s", reason)
     return compiled(gm, inputs) if tail in COMPILING else gm.forward
 
 

@@ -20,7 +20,7 @@ from .suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["auto", "eager", "cudagraph", "inductor", "inductor-cudagraph"]
+Mode = Literal["auto", "eager", "planned", "cudagraph", "inductor", "inductor-cudagraph"]
 Baselines = Literal["default", "all"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 

@@ -11,6 +11,7 @@ from .races import best_unpatched, comparison, rivals
 
 TAILS = {
     "eager": "everything that was not swapped runs in eager",
+    "planned": "everything that was not swapped runs in eager, its intermediates in memory laid out once",
     "cudagraph": "the whole runs as a CUDA graph",
     "inductor": "everything that was not swapped is compiled by Inductor",
     "inductor-cudagraph": "everything that was not swapped is compiled by Inductor, the whole runs as a CUDA graph",
