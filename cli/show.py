@@ -60,24 +60,24 @@ def command(task: str, log: bool, source: str | None, as_json: bool) -> None:
 
 
 def ended(folder: Path, task: Task) -> Winner | None:
-    """Return how a run's search on the task ended, None where it has not."""
+    """Return how the search on the task ended, None where it has not."""
     from ..optimizer.winner import Winner
 
     run = run_of(folder)
-    path = run / "winners" / f"{task.name}.json" if run else None
-    return Winner.load(path) if path is not None and path.exists() else None
+    path = run / "winners" / f"{task.name}.json" if run else folder / "winner.json"
+    return Winner.load(path) if path.exists() else None
 
 
 @contextmanager
 def history(task: Path) -> Iterator[Ledger | None]:
-    """Yield the ledger of the run a task belongs to, for reading; None where it stands alone or nothing was tried."""
-    run = run_of(task)
-    if run is None or not (run / "ledger.db").exists():
+    """Yield the ledger a task's attempts are in, its run's or its own, for reading; None where nothing was tried."""
+    path = (run_of(task) or task) / "ledger.db"
+    if not path.exists():
         yield None
         return
     from ..optimizer.ledger import Ledger
 
-    with Ledger.read(run / "ledger.db") as ledger:
+    with Ledger.read(path) as ledger:
         yield ledger
 
 

@@ -81,8 +81,8 @@ def try_command(task: str, candidate: Path, who: str, parent: str | None, block_
     """Judge CANDIDATE.py, a file with `def kernel(...)` of the reference's signature.
 
     It runs in a process of its own, and is right, honest and timed against eager and Inductor, or it is rejected with
-    the reason. Exits with 0 where it is accepted and with 1 where it is not. Where TASK belongs to a run, the verdict
-    goes on record, and a file that was judged before is not judged again.
+    the reason. Exits with 0 where it is accepted and with 1 where it is not. The verdict goes on record (`hotswap task
+    log TASK`), and a file that was judged before is not judged again.
     """
     source = read_candidate(candidate)
     verdict = judged(task, source, who, parent, block_s)

@@ -30,14 +30,11 @@ def read_candidate(path: Path) -> str:
 
 
 def desk_of(task: str, block_s: float) -> tuple[Desk, str]:
-    """Return the desk of a task's run, and the task's name there; raise SpecError where the task stands alone."""
-    folder = find_task(task)
-    run = run_of(folder)
-    if run is None:
-        raise SpecError(f"{task}: stands alone, in no run that could take a winner; `hotswap task try` judges it")
+    """Return the desk of a task's run, or of a task that stands alone, and the task's name there."""
     from ..integrator.desk import Desk
 
-    return Desk(run, block_s=block_s), folder.name
+    folder = find_task(task)
+    return Desk(run_of(folder) or folder, block_s=block_s), folder.name
 
 
 def offering(function: Function) -> Function:
@@ -52,13 +49,7 @@ def offering(function: Function) -> Function:
 
 
 def judged(task: str, source: str, who: str, parent: str | None, block_s: float) -> Verdict:
-    """Return the verdict on a candidate; it goes on record where the task belongs to a run."""
-    folder = find_task(task)
-    if run_of(folder) is None:
-        from ..optimizer.judge import Judge
-
-        with Judge(folder, block_s=block_s) as judge:
-            return judge.verdict(source)
+    """Return the verdict on a candidate, which goes on record."""
     desk, name = desk_of(task, block_s)
     tried = desk.attempt(name, source, by=who, parent=parent)
     _say_known(tried)
@@ -81,6 +72,8 @@ def submit_command(task: str, candidate: Path, who: str, parent: str | None, blo
 
     Exits with 1 where it is rejected. `hotswap integrate RUN` puts the winners into the model and measures the whole.
     """
+    if run_of(find_task(task)) is None:
+        raise SpecError(f"{task}: stands alone, in no run that could take a winner; `hotswap task try` judges it")
     desk, name = desk_of(task, block_s)
     tried = desk.submit(name, read_candidate(candidate), by=who, parent=parent)
     _say_known(tried)

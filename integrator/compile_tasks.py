@@ -31,14 +31,17 @@ def check_run(folder: Path) -> Iterator[TaskCheck]:
 
     Raises RecordError where there are no tasks, EnvironmentMissing where Triton or its disassembler is not installed.
     """
+    for rank, task in enumerate(Extraction.load(folder / "extraction.json").tasks):
+        yield check_task(task_folder(folder / "tasks", rank, task))
+
+
+def check_task(folder: Path) -> TaskCheck:
+    """Return what the loop nests of one task compile to; raises as `check_run` does."""
     target = Target.here() or Target()
-    extraction = Extraction.load(folder / "extraction.json")
-    for rank, task in enumerate(extraction.tasks):
-        screen = Screen(task, target)
-        loaded = load_task(task_folder(folder / "tasks", rank, task))
-        try:
-            chain = lower_chain(loaded.reference, examples(loaded))
-        except Unsupported as why:
-            yield TaskCheck(task.name, target, (), str(why))
-            continue
-        yield TaskCheck(task.name, target, tuple(check(task, chain, screen)), None)
+    loaded = load_task(folder)
+    screen = Screen(loaded.task, target)
+    try:
+        chain = lower_chain(loaded.reference, examples(loaded))
+    except Unsupported as why:
+        return TaskCheck(loaded.task.name, target, (), str(why))
+    return TaskCheck(loaded.task.name, target, tuple(check(loaded.task, chain, screen)), None)

@@ -53,9 +53,10 @@ class Tried:
 
 
 class Desk:
-    """One run's desk. turn_s: how long to wait while others judge. block_s: seconds of a timed block.
+    """One run's desk, or that of a task that stands alone. turn_s: how long to wait while others judge.
 
-    Raises RecordError where `folder` is no run directory with tasks.
+    block_s: seconds of a timed block. Raises RecordError where `folder` is neither a run directory with tasks nor a
+    task's.
     """
 
     def __init__(self, folder: Path, *, turn_s: float = TURN_S, block_s: float = 0.2) -> None:
@@ -65,7 +66,9 @@ class Desk:
             raise RecordError(f"{folder}: has no tasks; `hotswap extract` or `hotswap run` makes them")
 
     def task_folders(self) -> list[Path]:
-        """Return the folders of the tasks, most attainable gain first."""
+        """Return the folders of the tasks, most attainable gain first; the folder itself where it is a task."""
+        if (self.folder / "task.json").exists():
+            return [self.folder]
         return sorted(p.parent for p in (self.folder / "tasks").glob("*/task.json"))
 
     def find(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Search every task of a run within one budget, the most attainable gain a second first; write how each ended."""
+"""Search every task of a run, or one alone, within one budget, the most attainable gain a second first."""
 
 from __future__ import annotations
 
@@ -47,36 +47,69 @@ def search_tasks(
 
     executor: where candidates are judged, this process unless given.
     """
+
+    def ended(task: Task, winner: Winner) -> None:
+        winner.save(_path(directory, task))
+
+    make = functools.partial(_plans, directory, extraction, settings)
+    for plan in _search(directory.folder, extraction.tasks, make, settings, progress, executor, ended):
+        if not _path(directory, plan.task).exists():
+            ended(plan.task, _left_alone(plan.task, _NO_TIME))
+
+
+def search_task(folder: Path, settings: Settings, progress: Progress, executor: Executor | None = None) -> Winner:
+    """Return how a task that stands in no run ends; its ledger, `winner.json` and `kernel.py` are in its folder.
+
+    It goes on from what the ledger holds. executor: where candidates are judged, this process unless given.
+    """
+    task, winners = Task.load(folder / "task.json"), list[Winner]()
+
+    def plans(ledger: Ledger, llm: LlmService | None) -> Sequence[Plan]:
+        return [_plan(folder, task, settings, ledger, llm)]
+
+    _search(folder, (task,), plans, settings, progress, executor, lambda _, winner: winners.append(winner))
+    winner = winners[0] if winners else _left_alone(task, _NO_TIME)
+    winner.save(folder / "winner.json")
+    return winner
+
+
+def _search(
+    home: Path,
+    tasks: Sequence[Task],
+    plans: Callable[[Ledger, LlmService | None], Sequence[Plan]],
+    settings: Settings,
+    progress: Progress,
+    executor: Executor | None,
+    ended: Callable[[Task, Winner], None],
+) -> Sequence[Plan]:
+    """Search what `plans` gives and return it. home: where the ledger and the account of a language model are kept."""
     with ExitStack() as until_done:
-        ledger = until_done.enter_context(Ledger(directory.ledger))
-        llm = start_llm(settings, directory.folder / JOURNAL)
+        ledger = until_done.enter_context(Ledger(home / "ledger.db"))
+        llm = start_llm(settings, home / JOURNAL)
         if llm is not None:
-            until_done.callback(lambda: save_account(directory.folder, llm.account()))
+            until_done.callback(lambda: save_account(home, llm.account()))
             until_done.callback(llm.close)
-        judging = executor or _executor(extraction, settings)
+        judging = executor or _executor(tasks, settings)
         if executor is None:
             until_done.callback(judging.close)
-        scalars = until_done.enter_context(SearchScalars(directory.tensorboard))
-        plans = list(_plans(directory, extraction, settings, ledger, llm))
-        campaign = Campaign(
-            plans,
+        scalars = until_done.enter_context(SearchScalars(home / "tb"))
+        made = plans(ledger, llm)
+        Campaign(
+            made,
             ledger=ledger,
             executor=judging,
             budget_s=settings.budget_s,
-            done=lambda task, winner: winner.save(_path(directory, task)),
-            refused=lambda task, why: _left_alone(task, why).save(_path(directory, task)),
+            done=ended,
+            refused=lambda task, why: ended(task, _left_alone(task, why)),
             watch=functools.partial(_watch, progress, llm, scalars),
             least_gain=_COULD_MOVE_THE_MODEL - 1,
-        )
-        campaign.run()
-        for plan in plans:
-            if not _path(directory, plan.task).exists():
-                _left_alone(plan.task, _NO_TIME).save(_path(directory, plan.task))
+        ).run()
+    return made
 
 
-def _executor(extraction: Extraction, settings: Settings) -> Executor:
+def _executor(tasks: Sequence[Task], settings: Settings) -> Executor:
     """Return where candidates are judged, as the settings ask; timings on a CPU leave room for one judge a machine."""
-    on_gpu = any(task.device != "cpu" for task in extraction.tasks)
+    on_gpu = any(task.device != "cpu" for task in tasks)
     slots = settings.gpus if on_gpu else 1
     if settings.ray is not None:
         from ..optimizer.ray_executor import OnRay
@@ -98,11 +131,14 @@ def _plans(
         if reason is not None:
             _left_alone(task, reason).save(_path(directory, task))
             continue
-        folder = task_folder(directory.tasks, rank, task)
-        step_us = task.eager_us / task.share if task.share else task.eager_us
-        make = functools.partial(_proposers, folder, ledger.source, llm)
-        plans.append(Plan(folder, task, make, _pace(settings, task), step_us))
+        plans.append(_plan(task_folder(directory.tasks, rank, task), task, settings, ledger, llm))
     return plans
+
+
+def _plan(folder: Path, task: Task, settings: Settings, ledger: Ledger, llm: LlmService | None) -> Plan:
+    step_us = task.eager_us / task.share if task.share else task.eager_us
+    make = functools.partial(_proposers, folder, ledger.source, llm)
+    return Plan(folder, task, make, _pace(settings, task), step_us)
 
 
 def _proposers(
