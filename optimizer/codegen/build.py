@@ -142,8 +142,9 @@ class Builder:
         found: dict[int, None] = {}
         offset = len(dims) - len(tensor.dims)
         for place, group in enumerate(tensor.dims, offset):
-            for axis in self.axes.leaves(group):
-                others = [a for a in self.axes.leaves(dims[place]) if a != axis]
+            mine, theirs = _unlike(self.axes.leaves(group), self.axes.leaves(dims[place]))
+            for axis in mine:
+                others = [a for a in theirs if a != axis]
                 if there.get(axis, place) != place or any(axis in s and o in s for s in together for o in others):
                     found[axis] = None
         return list(found)
@@ -203,6 +204,12 @@ class Builder:
 
     def narrow(self, tensor: Tensor, dim: int, start: int, step: int, size: int, why: str) -> Tensor:
         """Take `size` positions of a dimension from `start`, `step` apart."""
+        group = self.axes.leaves(tensor.dims[dim])
+        if len(group) == 2 and group[1] in self.axes.fixed and start < step:
+            outer, inner = group  # seen as rows of `inner` before: what is wanted may be one column of them
+            if (size, step) == (self.axes.hint(outer), self.axes.hint(inner)):
+                value = self.substitute(tensor.value, {inner: (Term(start, ()),) if start else ()})
+                return replace(tensor, value=value, dims=_put(tensor.dims, dim, (outer,)))
         axis = self._only(tensor, dim, why)
         fresh = self.axes.new(size)
         if start or step != 1:
@@ -323,6 +330,15 @@ def _indexes(item: Instruction) -> tuple[Index, ...]:
 def reduced_axes(item: Instruction) -> Group:
     """Return the axes a reduction under construction runs over, () for anything else."""
     return item.axes if isinstance(item, _Over) else ()
+
+
+def _unlike(left: Group, right: Group) -> tuple[Group, Group]:
+    """Return what is left of two groups without the axes they begin and end alike with."""
+    begin = next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    left, right = left[begin:], right[begin:]
+    both = zip(reversed(left), reversed(right), strict=False)
+    end = next((n for n, (a, b) in enumerate(both) if a != b), min(len(left), len(right)))
+    return left[: len(left) - end], right[: len(right) - end]
 
 
 def _put(dims: tuple[Group, ...], dim: int, group: Group) -> tuple[Group, ...]:

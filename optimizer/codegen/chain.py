@@ -41,10 +41,25 @@ class Chain:
     single: bool
 
 
-def lower_chain(reference: Reference, inputs: Sequence[torch.Tensor]) -> Chain:
-    """Return the region as one program, or as two where one cannot; raise Unsupported, of the whole, where neither."""
+def lower_whole(
+    reference: Reference, inputs: Sequence[torch.Tensor], alike: Sequence[tuple[int, int]] = ()
+) -> LoopProgram:
+    """Return the region as one program, and if need be for inputs that are `alike` in shape only; raise Unsupported."""
     try:
-        program = lower(reference, inputs)
+        return lower(reference, inputs)
+    except Unsupported:
+        if not alike:
+            raise
+    return lower(reference, inputs, alike)
+
+
+def lower_chain(reference: Reference, inputs: Sequence[torch.Tensor], alike: Sequence[tuple[int, int]] = ()) -> Chain:
+    """Return the region as one program, or as two where one cannot; raise Unsupported, of the whole, where neither.
+
+    alike: pairs of inputs that have the same shape wherever the region is met.
+    """
+    try:
+        program = lower_whole(reference, inputs, alike)
     except Unsupported:
         chain = _cut(trace(reference, inputs), inputs)
         if chain is None:

@@ -43,7 +43,7 @@ def finish(builder: Builder, inputs: Sequence[Input], wanted: Sequence[Wanted], 
     renamed: dict[int, int] = {}
     for value in live:
         item = _renamed(builder, builder.code[value], renamed, number)
-        code.append(replace(item, kind=_kind(item, code, len(axes) - 1)))
+        code.append(replace(item, kind=kind_of(item, code, len(axes) - 1)))
         renamed[value] = len(code) - 1
     outputs = tuple(_output(builder, w, renamed, number) for w in wanted)
     read = {item.input for item in code if isinstance(item, Load)}
@@ -150,7 +150,8 @@ def _renamed(builder: Builder, item: Instruction, values: dict[int, int], axes: 
     return item
 
 
-def _kind(item: Instruction, code: Sequence[Instruction], column: int) -> Kind:
+def kind_of(item: Instruction, code: Sequence[Instruction], column: int) -> Kind:
+    """Return what an instruction varies over; `code` holds those it reads, `column` is the column axis."""
     if isinstance(item, Reduce):
         return "row"
     rows = columns = False

@@ -62,6 +62,7 @@ class Access:
     """Something that walks through memory with the loops: a load, a position or an output.
 
     value: its instruction, None for an output. tensor: name of the tensor it walks, "" for a position.
+    piece: its position along the unrolled axis, for an output.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Access:
     output: int | None
     tensor: str
     varies: bool
+    piece: int = 0
 
 
 def accesses(program: LoopProgram) -> list[Access]:
@@ -83,7 +85,8 @@ def accesses(program: LoopProgram) -> list[Access]:
             found.append(Access(f"a{len(found)}", value, None, tensor, varies))
     for number, output in enumerate(program.outputs):
         varies = any(column in d for d in output.dims)
-        found.append(Access(f"a{len(found)}", None, number, f"y{number}", varies))
+        for piece in range(len(output.pieces) or 1):
+            found.append(Access(f"a{len(found)}", None, number, f"y{number}", varies, piece))
     return found
 
 
@@ -118,7 +121,7 @@ def check_lines(program: LoopProgram, names: Sequence[str]) -> Iterator[str]:
     for number, dim, size in program.pinned:
         name = program.inputs[number].name
         checks[f'    _fits("{name}", {dim}, {name}.shape[{dim}] if {size} != 1 else 1, {size - 1}, True)'] = None
-    for item in program.code:
+    for item in program.spans or program.code:
         if not isinstance(item, Load):
             continue
         name = program.inputs[item.input].name
@@ -140,7 +143,8 @@ def _last(index: Index, names: Sequence[str]) -> str:
 def walk(program: LoopProgram, access: Access, names: Sequence[str]) -> tuple[str, list[str]]:
     """Return offset and stride along each axis, as expressions."""
     if access.output is not None:
-        return "0", _output_walk(program.outputs[access.output], access.output, names)
+        strides = _output_walk(program.outputs[access.output], access.output, names)
+        return (f"{access.piece}*{strides[program.unrolled or 0]}" if access.piece else "0"), strides
     item = program.code[access.value or 0]
     assert isinstance(item, Load | Position)
     steps: dict[int | None, list[str]] = {}
@@ -195,7 +199,8 @@ def plan_lines(program: LoopProgram) -> Iterator[str]:
     yield from (f"        [{', '.join(strides)}],  # {a.name}: {a.tensor or 'position'}" for a, (_, strides) in steps)
     yield "    ]"
     yield f"    offsets = [{', '.join(offset for _, (offset, _) in steps)}]"
-    yield f"    sizes, walks = _coalesce([{', '.join(names)}], walks, {not program.reduces})"
+    looped = ["1" if axis == program.unrolled else name for axis, name in enumerate(names)]
+    yield f"    sizes, walks = _coalesce([{', '.join(looped)}], walks, {not program.reduces})"
     yield f"    extra = [{', '.join(_extra(program, names))}]"
 
 

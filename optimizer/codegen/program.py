@@ -130,12 +130,14 @@ class Output:
     """A tensor to be made. dims: the axes merged in each dimension, () for size 1.
 
     order: dimensions from the outermost in memory to the innermost; the tensor is dense.
+    pieces: the value at each position of the program's unrolled axis, () where that axis is none of the tensor's.
     """
 
     value: int
     dtype: str
     dims: tuple[tuple[int, ...], ...]
     order: tuple[int, ...]
+    pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class LoopProgram:
     """A whole region.
 
     single: the reference returned one tensor, not a tuple. pinned: (input, dim, size) that must be as traced.
+    unrolled: an axis no loop runs over, because the code has an instruction for each position along it (`unroll.py`).
+    spans: what is read in terms of all axes, to check sizes by; () where the loads of `code` say it themselves.
     """
 
     inputs: tuple[Input, ...]
@@ -151,6 +155,8 @@ class LoopProgram:
     outputs: tuple[Output, ...]
     single: bool = False
     pinned: tuple[tuple[int, int, int], ...] = ()
+    unrolled: int | None = None
+    spans: tuple[Load, ...] = ()
 
     @property
     def column(self) -> int:
@@ -164,7 +170,9 @@ class LoopProgram:
         lines = [f"({', '.join(f'{i.name}: {i.dtype}[{i.rank}]' for i in self.inputs)})"]
         lines += [f"  axis {self._axis(i)}" for i in range(len(self.axes))]
         lines += [f"  v{i}: {item.dtype} {item.kind} = {self._text(item)}" for i, item in enumerate(self.code)]
-        lines += [f"  out[{', '.join(self._product(d) for d in o.dims)}]: {o.dtype} = v{o.value}" for o in self.outputs]
+        for o in self.outputs:
+            values = ", ".join(f"v{v}" for v in o.pieces or (o.value,))
+            lines.append(f"  out[{', '.join(self._product(d) for d in o.dims)}]: {o.dtype} = {values}")
         return "\n".join(lines)
 
     def _axis(self, position: int) -> str:

@@ -31,6 +31,7 @@ from .triton_loops import Tiles
 from .triton_math import device_functions
 from .triton_passes import Passes
 from .triton_plan import RUNTIME, plan_text
+from .unroll import unrolled
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def emit(program: LoopProgram, knobs: TritonKnobs) -> str:
 @lru_cache(maxsize=256)
 def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
     """Return all but the comments; knobs that have no bearing on the program are not in it."""
-    program = _fuse(program)
+    program = _fuse(unrolled(program))
     tiles = Tiles(program, evict=knobs.evict)
     kernels = [_kernel(tiles, "_tile", _tasks(tiles, tiles.tile(), knobs))]
     constants: dict[str, object] = {"TILE": knobs.tile, "EACH": knobs.each, "PERSISTENT": knobs.persistent}
@@ -130,7 +131,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
         passes = Passes(tiles)
         varying = tuple(n for n, a in enumerate(tiles.walks) if a.varies)
         kernels.append(_kernel(tiles, "_loop", _tasks(tiles, passes.plain(), knobs), _LOOP))
-        if knobs.peel:
+        if knobs.peel and not tiles.strips:
             flags = ("PEEL", *(f"L{n}" for n in varying))
             kernels.append(_kernel(tiles, "_peel", _tasks(tiles, passes.peeled(), knobs), (*_LOOP, *flags)))
         if knobs.split:
@@ -139,7 +140,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
         splits = f"({''.join(f'_split{n}, ' for n in range(passes.stages))})" if knobs.split else "()"
         constants |= {"WHOLE": knobs.whole, "STEP": knobs.step, "STAGES": knobs.stages, "TALL": knobs.tall}
         constants |= {"SPLIT": knobs.split, "SPLITS": splits, "LEAD": passes.lead(), "VARYING": varying}
-        constants |= {"PEEL": passes.peel() if knobs.peel else 0}
+        constants |= {"PEEL": passes.peel() if knobs.peel and not tiles.strips else 0}
     code = "\n\n\n".join(kernels)
     settings = "\n".join(f"{name} = {value}" for name, value in constants.items())
     return f"""import math

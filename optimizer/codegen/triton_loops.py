@@ -13,6 +13,7 @@ from .finish import needs
 from .plan import Access, accesses, gathers, size_values, walk
 from .program import FLOATS, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
 from .triton_math import HELD, STORED, computed, identity, literal, reduced
+from .triton_pieces import Strip, apart, strips, together, woven
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,22 @@ BODY = Segment(aligned=True)
 RIM = Segment(tag="e", mask="rim", lane="spot", start="")
 
 
+@dataclass(frozen=True)
+class Store:
+    """What is written at a time: a value at an access, or several whose lanes alternate, at the access of the first."""
+
+    access: int
+    output: int
+    values: tuple[int, ...]
+
+
 @dataclass
 class Pass:
-    """One loop over the columns: the reductions that end in it and the outputs written in it."""
+    """One loop over the columns: the reductions that end in it and the stores made in it."""
 
     level: int
     reduces: list[int] = field(default_factory=list)
-    stores: list[int] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
 
 
 class Tiles:
@@ -62,8 +72,14 @@ class Tiles:
         self.evict = evict
         self.outer = len(program.axes) - 1
         self.walks = accesses(program)
+        self.strips = {m: strip for strip in strips(program) for m in strip.members if m is not None}
+        self.counts = [self._count(a) for a in self.walks]
         names = [str(n) for n in range(len(program.axes))]
-        self.shifted = [walk(program, a, names)[0] != "0" for a in self.walks]
+        steps = [walk(program, a, names) for a in self.walks]
+        self.shifted = [offset != "0" for offset, _ in steps]
+        alike = [(*strides, count) for (_, strides), count in zip(steps, self.counts, strict=True)]
+        self.like = [alike.index(key) for key in alike]
+        self.stores = self._stores()
         self.access = {a.value: n for n, a in enumerate(self.walks) if a.value is not None}
         self.gathers = gathers(program)
         self.sizes = size_values(program)
@@ -75,7 +91,26 @@ class Tiles:
     # --- what there is to do ------------------------------------------------------------------------------------
 
     def _live(self) -> set[int]:
-        return self.below(o.value for o in self.program.outputs)
+        return self.below(v for store in self.stores for v in store.values)
+
+    def _count(self, access: Access) -> int:
+        """Return how many neighbours an access takes at a time for each column."""
+        if access.value in self.strips:
+            return self.strips[access.value].count
+        if access.output is not None and woven(self.program, made := self.program.outputs[access.output]):
+            return len(made.pieces)
+        return 1
+
+    def _stores(self) -> list[Store]:
+        found = []
+        for n, access in enumerate(self.walks):
+            if access.output is None or (self.counts[n] > 1 and access.piece):
+                continue
+            made = self.program.outputs[access.output]
+            values = made.pieces or (made.value,)
+            values = values if self.counts[n] > 1 else (values[access.piece],)
+            found.append(Store(n, access.output, values))
+        return found
 
     def below(self, roots: Iterator[int] | Sequence[int], *, within: bool = False) -> set[int]:
         """Return the roots and all they are made of. within: only what varies along the row."""
@@ -129,17 +164,11 @@ class Tiles:
         for value, _ in self._reduces():
             level = self.level[value] - 1
             found.setdefault(level, Pass(level)).reduces.append(value)
-        for number, output in enumerate(self.program.outputs):
-            if self.walk_of(number).varies:
-                level = self.level[output.value]
-                found.setdefault(level, Pass(level)).stores.append(number)
+        for store in self.stores:
+            if self.walks[store.access].varies:
+                level = max(self.level[v] for v in store.values)
+                found.setdefault(level, Pass(level)).stores.append(store)
         return [found[level] for level in sorted(found)]
-
-    def walk_of(self, output: int) -> Access:
-        return self.walks[self.place(output)]
-
-    def place(self, output: int) -> int:
-        return len(self.walks) - len(self.program.outputs) + output
 
     # --- numbers from the plan ----------------------------------------------------------------------------------
 
@@ -151,6 +180,8 @@ class Tiles:
             names += [f"g{n}_step", f"g{n}_bound"]
         for n, access in enumerate(self.walks):
             names += [f"o{n}"] if self.shifted[n] else []
+            if self.like[n] != n:  # it walks as another does
+                continue
             names += [f"r{n}_{d}" for d in range(self.outer)] if self.moves(access) else []
             names += [f"c{n}"] if access.varies else []
         return names
@@ -176,7 +207,14 @@ class Tiles:
             for value in sorted(self.live)
             if self.code[value].kind == "scalar"
         ]
-        return [*lines, "lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
+        lines += ["lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
+        for count in self._wider():
+            lines += [f"lane{count} = tl.arange(0, {count} * BLOCK)[None, :]"]
+            lines += ["if WIDE:", f"    lane{count} = lane{count}.to(tl.int64)"]
+        return lines
+
+    def _wider(self) -> list[int]:
+        return sorted(set(self.counts) - {1})
 
     def rows(self) -> list[str]:
         """Return the statements from the number of a block of rows, `group`, to the offset of each row."""
@@ -197,7 +235,7 @@ class Tiles:
                 f"{pad}    i{d - 1} = rest",
             ]
         for n, access in enumerate(self.walks):
-            if not self.moves(access):
+            if not self.moves(access) or self.like[n] != n:
                 continue
             lines.append(f"a{n} = i{last}.to(tl.int64) * r{n}_{last}")
             for depth, d in enumerate(range(last - 1, -1, -1), 1):
@@ -219,18 +257,30 @@ class Tiles:
         """Return the statements for a tile that holds its rows whole, or as much of them as `part` says."""
         start = "0" if self.program.reduces else "part.to(tl.int64) * BLOCK if WIDE else part * BLOCK"
         lines = [f"start = {start}", *self.columns("columns")]
-        for value in sorted(self.live):
-            item = self.code[value]
-            if isinstance(item, Reduce):
-                lines.append(f"v{value} = {reduced(item, self.masked(value, item.arg, TILE))}")
-            elif item.kind != "scalar":
-                lines.append(f"v{value} = {self.expression(value, TILE)}")
+        lines += self.statements([v for v in sorted(self.live) if self.code[v].kind != "scalar"], TILE)
         once = "live" if self.program.reduces else "row < tl.where(part == 0, rows, 0)"
-        outputs = range(len(self.program.outputs))
-        return lines + [self.store(n, TILE, None if self.walk_of(n).varies else once) for n in outputs]
+        return lines + [self.store(s, TILE, None if self.walks[s.access].varies else once) for s in self.stores]
+
+    def statements(self, values: Sequence[int], segment: Segment, *, last: bool = True) -> list[str]:
+        """Return the statements that make values; loads that alternate along the row are made by one load."""
+        lines: list[str] = []
+        done = set[Strip]()
+        for value in values:
+            item, strip = self.code[value], self.strips.get(value)
+            if isinstance(item, Reduce):
+                lines.append(f"v{value} = {reduced(item, self.masked(value, item.arg, segment))}")
+            elif strip is None:
+                lines.append(f"{self.name(value, segment)} = {self.expression(value, segment, last=last)}")
+            elif strip not in done:
+                done.add(strip)
+                names = [f"u{n}" if m is None else self.name(m, segment) for n, m in enumerate(strip.members)]
+                rows = "ROWS" if item.kind == "full" else "1"
+                lines += apart(names, self.expression(strip.first, segment, last=last), rows)
+        return lines
 
     def columns(self, end: str) -> list[str]:
-        return [f"inside = lane < {end} - start", "at = tl.cast(start, tl.int64)"]
+        inside = [f"inside{n} = lane{n} < ({end} - start) * {n}" for n in self._wider()]
+        return [f"inside = lane < {end} - start", *inside, "at = tl.cast(start, tl.int64)"]
 
     def masked(self, value: int, arg: int, segment: Segment) -> str:
         """Return what a reduction takes of a tile: its argument, and nothing from lanes beyond the row."""
@@ -256,23 +306,25 @@ class Tiles:
     def corner(self, number: int) -> list[str]:
         """Return the summands of where an access meets the first column."""
         shift = [f"tl.cast(o{number}, tl.int64)"] if self.shifted[number] else []
-        return shift + ([f"a{number}"] if self.moves(self.walks[number]) else [])
+        return shift + ([f"a{self.like[number]}"] if self.moves(self.walks[number]) else [])
 
     def _offset(self, number: int, segment: Segment) -> str:
         """Return where an access is, in elements: 64 bits for the corner of the tile, then the lane."""
         corner, varies = self.corner(number), self.walks[number].varies
+        step, count = f"c{self.like[number]}", self.counts[number]
         if varies and segment.aligned:
             corner = [f"b{number}"]
         if varies and segment.start:
-            corner.append(f"{segment.start} * c{number}")
+            corner.append(f"{segment.start} * {step}" + (f" * {count}" if count > 1 else ""))
         text = " + ".join(corner) or "tl.zeros((1, 1), tl.int64)"
-        return f"({text}) + {segment.lane} * c{number}" if varies else f"({text})"
+        return f"({text}) + {segment.lane}{count if count > 1 else ''} * {step}" if varies else f"({text})"
 
     def _read(self, value: int, item: Load, segment: Segment, *, last: bool) -> str:
         number = self.access[value]
         place = f"{self.program.inputs[item.input].name} + {self._offset(number, segment)}"
         masks = ["live"] if item.kind in ("full", "row") else []
-        masks += [segment.mask] if self.walks[number].varies or self.in_row(value) else []
+        count = self.counts[number] if self.counts[number] > 1 else ""
+        masks += [f"{segment.mask}{count}"] if self.walks[number].varies or self.in_row(value) else []
         for n, (load, _, term) in enumerate(self.gathers):
             if load == value:
                 index = self.name(term.value or 0, segment)
@@ -295,9 +347,9 @@ class Tiles:
             return f', eviction_policy="evict_{"first" if last else "last"}"'
         return ', eviction_policy="evict_last"' if item.kind == "column" else ""
 
-    def store(self, output: int, segment: Segment, mask: str | None = None) -> str:
-        number, made = self.place(output), self.program.outputs[output]
-        value = f"{self.name(made.value, segment)}.to({STORED[made.dtype]})"
-        return (
-            f"tl.store(y{output} + {self._offset(number, segment)}, {value}, mask={mask or f'live & {segment.mask}'})"
-        )
+    def store(self, store: Store, segment: Segment, mask: str | None = None) -> str:
+        dtype = STORED[self.program.outputs[store.output].dtype]
+        values = [f"{self.name(v, segment)}.to({dtype})" for v in store.values]
+        value = together(values) if len(values) > 1 else values[0]
+        mask = mask or f"live & {segment.mask}{len(values) if len(values) > 1 else ''}"
+        return f"tl.store(y{store.output} + {self._offset(store.access, segment)}, {value}, mask={mask})"

@@ -46,7 +46,7 @@ class Passes:
             if access.varies:
                 corner = " + ".join(tiles.corner(n)) or "tl.zeros((1, 1), tl.int64)"
                 lines += [f"if L{n}:", f"    b{n} = ({corner} + PEEL - 1) // PEEL * PEEL"]
-                lines += ["else:", f"    b{n} = {corner} + head * c{n}"]
+                lines += ["else:", f"    b{n} = {corner} + head * c{tiles.like[n]}"]
         return lines + self._all([BODY, RIM], "0", "body")
 
     def split(self, number: int) -> list[str]:
@@ -114,7 +114,7 @@ class Passes:
 
     def _row_stores(self, mask: str) -> list[str]:
         tiles = self.tiles
-        return [tiles.store(n, TILE, mask) for n in range(len(tiles.program.outputs)) if not tiles.walk_of(n).varies]
+        return [tiles.store(s, TILE, mask) for s in tiles.stores if not tiles.walks[s.access].varies]
 
     def _row_values(self, level: int, done: set[int], *, peeled: bool = False) -> Iterator[str]:
         """Yield what does not vary along the row and is known once the passes below `level` are over."""
@@ -134,18 +134,17 @@ class Passes:
         for rim in rims:
             lines += self._values(turn, rim, last=last)
             lines += [f"e{v} = {self.tiles.masked(v, self._taken(v), rim)}" for v in turn.reduces]
-            lines += [self.tiles.store(number, rim) for number in turn.stores]
+            lines += [self.tiles.store(store, rim) for store in turn.stores]
         lines.append(f"for start in tl.range({begin}, {end}, BLOCK, num_stages=STAGES):")
         inner = [*self.tiles.columns(end), *self._values(turn, main, last=last)]
         inner += [line for value in turn.reduces for line in self._accumulated(value, main)]
-        inner += [self.tiles.store(number, main) for number in turn.stores]
+        inner += [self.tiles.store(store, main) for store in turn.stores]
         return lines + [f"    {line}" for line in inner]
 
     def _values(self, turn: Pass, segment: Segment, *, last: bool) -> list[str]:
         tiles = self.tiles
-        roots = [self._taken(v) for v in turn.reduces] + [tiles.program.outputs[n].value for n in turn.stores]
-        values = sorted(tiles.below(roots, within=True))
-        return [f"{tiles.name(v, segment)} = {tiles.expression(v, segment, last=last)}" for v in values]
+        roots = [self._taken(v) for v in turn.reduces] + [v for store in turn.stores for v in store.values]
+        return tiles.statements(sorted(tiles.below(roots, within=True)), segment, last=last)
 
     def _taken(self, value: int) -> int:
         """Return what a reduction takes in: for a sum of exponentials, their argument."""

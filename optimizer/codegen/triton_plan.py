@@ -115,8 +115,13 @@ def _numbers(tiles: Tiles) -> str:
     parts = ["rows", "columns", *([f"*sizes[1:{tiles.outer}]"] if tiles.outer > 1 else []), "*extra"]
     for n, access in enumerate(tiles.walks):
         parts += [f"offsets[{n}]"] if tiles.shifted[n] else []
-        moves = tiles.moves(access)
-        if moves or access.varies:
+        if tiles.like[n] != n:
+            continue
+        moves, count = tiles.moves(access), tiles.counts[n]
+        if count > 1:
+            parts += [f"*walks[{n}][:{tiles.outer}]"] if moves else []
+            parts.append(f"walks[{n}][-1] // {count}")
+        elif moves or access.varies:
             begin, end = "" if moves else tiles.outer, "" if access.varies else tiles.outer
             parts.append(f"*walks[{n}][{begin}:{end}]" if begin or end or not moves else f"*walks[{n}]")
     return f"[{', '.join(parts)}]"

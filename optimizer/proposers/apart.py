@@ -1,6 +1,6 @@
 """Offer a region whose outputs do not fit into one loop nest as one loop nest an output, one after another in one file.
 
-The rotary embedding of queries and keys is such a region: each is a nest of its own, and what they share is small.
+The rotary embedding of queries and of fewer keys is such a region: a nest each, and what they share is small.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ..attempt import Attempt, Knob
 from ..candidate import Candidate
+from ..codegen.chain import lower_whole
 from ..codegen.language import Language, language_of
 from ..codegen.lower import Unsupported, lower
 from ..codegen.program import LoopProgram
 from .kernel_file import next_candidate
-from .template import examples
+from .template import alike, examples
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Apart:
         if language is None or task.outputs < 2:
             return None
         if self._programs is None and self.reason is None:
-            self._look(task.outputs)
+            self._look(task)
         programs = self._programs
         if not programs:
             return None
@@ -49,16 +50,16 @@ class Apart:
 
         return next_candidate(self.name, history, emit, _settings(language, programs[0]), {})
 
-    def _look(self, outputs: int) -> None:
+    def _look(self, task: Task) -> None:
         given = examples(self.loaded)
         try:
-            lower(self.loaded.reference, given)
+            lower_whole(self.loaded.reference, given, alike(task))
             self.reason = "the region is one loop nest: the template's work"
             return
         except Unsupported:
             pass  # just what this proposer is for
         try:
-            self._programs = [lower(_only(self.loaded.reference, n), given) for n in range(outputs)]
+            self._programs = [lower(_only(self.loaded.reference, n), given) for n in range(task.outputs)]
         except Unsupported as why:
             self.reason = f"output by output: {why}"
 

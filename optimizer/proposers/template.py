@@ -80,10 +80,24 @@ class Template:
                 self.reason = f"device {task.device}: no language for it"
                 return None
             try:
-                self._chain = lower_chain(self.loaded.reference, examples(self.loaded))
+                self._chain = lower_chain(self.loaded.reference, examples(self.loaded), alike(task))
             except Unsupported as why:
                 self.reason = str(why)
         return self._chain
+
+
+def alike(task: Task) -> list[tuple[int, int]]:
+    """Return pairs of inputs that have one shape in every recorded case, and in every other that can come.
+
+    Each input is paired with the first like it. Sizes vary by symbol, so both must have the same symbols.
+    """
+
+    def signature(number: int) -> tuple[object, ...]:
+        symbols = [[dim for where, dim in places if where == number] for places in task.size_symbols]
+        return tuple(case.inputs[number].shape for case in task.cases), tuple(map(tuple, symbols))
+
+    signatures = [signature(n) for n in range(len(task.inputs))]
+    return [(first, n) for n, s in enumerate(signatures) if (first := signatures.index(s)) != n and any(s[0][0])]
 
 
 def examples(loaded: LoadedTask) -> list[torch.Tensor]:
