@@ -63,11 +63,11 @@ def settings_options(*names: str, config: bool = True) -> Callable[[Function], F
 
 
 def resolved(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings in force, given the keywords that `settings_options` made."""
+    """Return the settings in force, given the keywords that `settings_options` made, with its `--config` or without."""
     from ..models.settings import resolve
 
     names = [name for name in flags if name in SETTINGS]
-    return resolve({name: flags[name] for name in names}, config=flags["config"])
+    return resolve({name: flags[name] for name in names}, config=flags.get("config"))
 
 
 def model_options(function: Function) -> Function:

@@ -88,6 +88,8 @@ def test_a_file_becomes_a_task_and_candidates_for_it_are_judged(
     code, out, _ = command("task", "try", "mine-task", "wrong.py", "--json", "--block", "0.002")
     verdict = json.loads(out)
     assert (code, verdict["accepted"], verdict["stage"]) == (1, False, "smoke")
+    _, out, _ = command("task", "log", "mine-task", "--json")
+    assert [a["decision"] for a in json.loads(out)["attempts"]][0] == "revert"
     same = hotswap.judge(here / "mine-task", here / "wrong.py")
     assert (same.accepted, same.stage, same.source_hash) == (False, "smoke", verdict["source_hash"])
 
