@@ -120,7 +120,11 @@ def capture(workload: Workload) -> Capture:
 def _capture_whole(workload: Workload) -> tuple[tuple[CapturedGraph, ...], str | None]:
     """Return the graphs of the whole model, and why they will not do, None where they will."""
     recorder = _Recorder()
-    outputs = _run_calls(_compiled(workload.model, recorder), recorder, workload)
+    try:
+        outputs = _run_calls(_compiled(workload.model, recorder), recorder, workload)
+    except ModelRaised as error:
+        _run_calls(workload.model, recorder, workload)  # raises where it is the model, and not its tracing, that fails
+        return (), f"it raises while it is traced and not in eager: {error}"
     if not recorder.ran():
         return (), "; ".join(_break_lines()) or "Dynamo gave no reason"
     off = difference(_run_calls(workload.model, recorder, workload), outputs)
@@ -164,7 +168,10 @@ def _capture_modules(recorder: _Recorder, workload: Workload) -> None:
     while level:
         known = len(recorder.graphs)
         with _compiled_in_place(level, recorder):
-            _run_calls(workload.model, recorder, workload)
+            try:
+                _run_calls(workload.model, recorder, workload)
+            except ModelRaised:  # the model ran in eager: tracing one of these fails, so what is inside them is tried
+                del recorder.graphs[known:]
         gave = {g.module for g in recorder.graphs[known:] if g.runs}
         level = [
             inner for found in level if found.path not in gave for inner in _inner_modules(found.module, found.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ class UsesNumpy(nn.Module):
         return torch.from_numpy(np.sum(y.numpy(), axis=-1)) + y.exp().sum(-1)
 
 
+@torch.compiler.disable
+def refuse_dynamo() -> None:
+    if any(frame.name == "compile_wrapper" for frame in traceback.extract_stack()):
+        raise AssertionError("not under Dynamo")
+
+
+class RefusesDynamo(nn.Module):
+    """Runs in eager, and raises where it is called under Dynamo, as Dynamo's own mistakes do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        refuse_dynamo()
+        return y
+
+
 def captured(model: nn.Module, *args: Any) -> Capture:
     return capture(Workload(model.eval(), (Call(args=args, name="x"),)))
 
@@ -72,6 +92,24 @@ def test_modules_are_captured_one_by_one_where_the_whole_model_gives_no_graph() 
     assert found.way == "module"
     assert {graph.module for graph in found.graphs} == {"layers.0", "layers.1"}
     assert [type(child) for child in model.layers] == [nn.Sequential, nn.Sequential]
+
+
+def test_a_model_that_only_its_tracing_fails_is_captured_below_what_fails() -> None:
+    found = captured(RefusesDynamo(), torch.randn(6, 8))
+    assert found.way == "module"
+    assert [graph.module for graph in found.graphs] == ["body"]
+    assert "raises while it is traced and not in eager" in found.notes[0]
+    assert "not under Dynamo" in found.notes[0]
+
+
+def test_below_a_module_that_tracing_fails_the_modules_inside_it_are_tried() -> None:
+    class Deeper(LoopBreaks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([RefusesDynamo()])
+
+    found = captured(Deeper(), torch.randn(6, 8))
+    assert [graph.module for graph in found.graphs] == ["layers.0.body"]
 
 
 def test_what_was_lost_is_named_with_the_line_that_lost_it() -> None:
