@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import fx
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate, rendered
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate, settings
+from .kernel_file import rendered
 from .recognise import aten, input_position, results, traced, value, without_views, without_widening
 
 _REDUCTIONS = ("none", "mean", "sum")
 # Fewer rows than this leave multiprocessors idle with one program a row; the device's own count is not known here.
 _FEW_ROWS = 1024
 
-CHOICES: dict[str, tuple[Knob, ...]] = {
-    "WARPS": (4, 8, 16, 2),
-    "UNROLL": (4, 2, 8, 1),
-    "STAGES": (1, 2, 3),
-    "PARTS": (1, 2, 4, 8),
-    "EARLY": (False, True),
-}
+_KNOBS = ("WARPS", "UNROLL", "STAGES", "EARLY")
+_FIRST = (
+    (4, 2, 1, True), (8, 2, 1, False), (8, 2, 1, True), (4, 2, 3, True), (4, 4, 1, True), (8, 2, 3, True),
+    (16, 2, 1, True), (4, 2, 1, False),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,47 +37,34 @@ class _Loss:
     rows: int
 
 
-@dataclass
-class CrossEntropy:
+class CrossEntropy(AnchorTemplate[_Loss]):
     """Proposes settings of one kernel where the reference is a cross entropy of unweighted classes."""
 
-    loaded: LoadedTask
-    name: str = "cross-entropy"
-    _loss: _Loss | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "cross-entropy"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "WARPS": (4, 8, 16, 2),
+        "UNROLL": (2, 4, 1, 8),
+        "STAGES": (1, 3, 4),
+        "PARTS": (1, 2, 4, 8),
+        "EARLY": (True, False),
+    }
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
-        if not task.device.startswith("cuda"):
-            return None
-        found = self._found(task)
-        if found is None:
-            return None
+    def look(self, task: Task) -> _Loss | None:
+        graph = traced(self.loaded.reference, self.loaded.inputs(0))
+        return _loss(graph, task.inputs) if graph is not None else None
 
-        def emit(knobs: dict[str, Knob]) -> str:
-            constants = {k: str(v) for k, v in knobs.items()} | {
-                "IGNORE": str(found.ignore),
-                "REDUCTION": f'"{found.reduction}"',
-                "OUT": f"torch.{found.dtype}",
-            }
-            wrapper = (
-                f"def kernel({', '.join(task.inputs)}):\n    return _cross_entropy({found.logits}, {found.target})"
-            )
-            return rendered("cross_entropy_kernel.py", constants, wrapper)
+    def first(self, found: _Loss, task: Task) -> list[dict[str, Knob]]:
+        parts = 1 if found.rows >= _FEW_ROWS else 4
+        return [row | {"PARTS": parts} for row in settings(_KNOBS, _FIRST)]
 
-        return next_candidate(self.name, history, emit, _first(found.rows), CHOICES)
-
-    def _found(self, task: Task) -> _Loss | None:
-        if not self._looked:
-            graph = traced(self.loaded.reference, self.loaded.inputs(0))
-            self._loss, self._looked = _loss(graph, task.inputs) if graph is not None else None, True
-        return self._loss
-
-
-def _first(rows: int) -> list[dict[str, Knob]]:
-    parts = 1 if rows >= _FEW_ROWS else 4
-    settings = ((4, 2, False), (4, 2, True), (8, 2, True), (8, 1, True), (4, 4, True), (8, 2, False))
-    return [{"WARPS": w, "UNROLL": u, "STAGES": 1, "PARTS": parts, "EARLY": early} for w, u, early in settings]
+    def source(self, found: _Loss, task: Task, knobs: dict[str, Knob]) -> str:
+        constants = {k: str(v) for k, v in knobs.items()} | {
+            "IGNORE": str(found.ignore),
+            "REDUCTION": f'"{found.reduction}"',
+            "OUT": f"torch.{found.dtype}",
+        }
+        wrapper = f"def kernel({', '.join(task.inputs)}):\n    return _cross_entropy({found.logits}, {found.target})"
+        return rendered("cross_entropy_kernel.py", constants, wrapper)
 
 
 def _loss(graph: fx.Graph, names: Sequence[str]) -> _Loss | None:

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
+# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. STAGES: steps of them
+# under way to shared memory. EARLY: a kernel is
 # launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
 WARPS = 4
 UNROLL = 4
@@ -36,9 +37,9 @@ def _edges(x_ptr, begin, start, stop, end, LANES: tl.constexpr, VEC: tl.constexp
 
 @triton.jit
 def _fold(peak, total, x):
-    """Take a tile [unroll, lanes, vec] into the running maximum and sum of each lane."""
-    new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=0))
-    part = tl.sum(tl.sum(tl.exp(x - new[None, :, None]), axis=2), axis=0)
+    """Take a tile [lanes, loads, vec] into the running maximum and sum of each lane."""
+    new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=1))
+    part = tl.sum(tl.sum(tl.exp(x - new[:, None, None]), axis=2), axis=1)
     return new, total * tl.exp(peak - new) + part
 
 
@@ -56,32 +57,36 @@ def _rows(
     IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
     PEEL: tl.constexpr, SPLIT: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
+    """Of equally dense dimensions of the tile Triton fills the first with threads first: a lane keeps its loads."""
     _wait(SOON)
     row = tl.program_id(0).to(tl.int64)
     begin = row * stride
     end = begin + n
     target = tl.load(target_ptr + row)
-    picked = tl.load(x_ptr + begin + target, mask=(target >= 0) & (target < n), other=float("nan")).to(tl.float32)
     start = (begin + VEC - 1) // VEC * VEC
     stop = tl.maximum(start, end // VEC * VEC)
+    if PEEL:
+        edge = _edges(x_ptr, begin, start, stop, end, LANES, VEC)
     peak = tl.full([LANES], LOWEST, tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    if PEEL:
-        if tl.program_id(1) == 0:
-            x = _edges(x_ptr, begin, start, stop, end, LANES, VEC)
-            peak = tl.maximum(x, LOWEST)
-            total = tl.exp(x - peak)
     length = (stop - start).to(tl.int32)
     share = tl.cdiv(length, SPLIT * VEC) * VEC
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, length)
     step: tl.constexpr = TILES * LANES * VEC
-    at = tl.arange(0, TILES)[:, None, None] * (LANES * VEC) + tl.arange(0, LANES)[None, :, None] * VEC
+    at = tl.arange(0, TILES)[None, :, None] * (LANES * VEC) + tl.arange(0, LANES)[:, None, None] * VEC
     at += tl.arange(0, VEC)[None, None, :]
     for done in tl.range(first, last, step, num_stages=DEPTH):
         where = done + at
         x = tl.load(x_ptr + start + where, mask=where < last, other=-float("inf"), eviction_policy="evict_first")
         peak, total = _fold(peak, total, x.to(tl.float32))
+    # What waits for a load of its own comes last: a warp stands still where it first needs what is not there.
+    picked = tl.load(x_ptr + begin + target, mask=(target >= 0) & (target < n), other=float("nan")).to(tl.float32)
+    if PEEL:
+        if tl.program_id(1) == 0:
+            new = tl.maximum(peak, edge)
+            total = total * tl.exp(peak - new) + tl.exp(edge - new)
+            peak = new
     most = tl.max(peak, axis=0)
     whole = tl.sum(total * tl.exp(peak - most), axis=0)
     if SPLIT == 1:

@@ -3,54 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate, rendered
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate, settings
+from .kernel_file import rendered
 from .recognise import Linear, linears
 
-CHOICES: dict[str, tuple[Knob, ...]] = {
-    "WARPS": (4, 2, 8, 1),
-    "OUTS": (4, 2, 8, 1, 16),
-    "TILES": (2, 1, 4),
-    "PARTS": (1, 2, 4, 8),
-}
-_FIRST = ((4, 1, 4, 1), (4, 2, 2, 1), (8, 1, 2, 1), (4, 1, 4, 4), (4, 4, 2, 1), (2, 2, 2, 1))
+_KNOBS = ("WARPS", "OUTS", "DEEP", "PARTS", "EARLY")
+_TALL = (
+    (4, 4, 4, 1, False), (4, 8, 4, 1, False), (4, 4, 8, 1, True), (8, 8, 4, 1, True), (4, 4, 4, 1, True),
+    (2, 2, 8, 1, True), (1, 1, 8, 1, False), (4, 16, 2, 1, True),
+)  # fmt: skip
+_SHORT = (
+    (4, 1, 4, 1, False), (4, 1, 8, 1, False), (4, 1, 8, 1, True), (8, 1, 8, 1, True), (4, 1, 16, 1, True),
+    (2, 1, 8, 1, True), (4, 2, 8, 1, True), (4, 4, 4, 2, True),
+)  # fmt: skip
+# A warp a row of the weight leaves multiprocessors idle where there are fewer rows than this.
+_FEW_OUTPUTS = 4096
+_STRIDE = 256  # half-precision elements that one 16-byte load a lane of a warp covers
 
 
-@dataclass
-class Gemv:
+class Gemv(AnchorTemplate[Linear]):
     """Proposes settings of one kernel where the reference is one linear and every recorded case has one row."""
 
-    loaded: LoadedTask
-    name: str = "gemv"
-    _found: list[Linear] | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "gemv"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "WARPS": (4, 2, 8, 1),
+        "OUTS": (4, 2, 8, 1, 16),
+        "DEEP": (4, 8, 2, 16),
+        "PARTS": (1, 2, 4),
+        "EARLY": (False, True),
+    }
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
-        if not task.device.startswith("cuda") or task.outputs != 1:
+    def look(self, task: Task) -> Linear | None:
+        found = linears(self.loaded.reference, self.loaded.inputs(0)) if task.outputs == 1 else None
+        if not found or any(math.prod(case.inputs[found[0].x].shape[:-1]) != 1 for case in task.cases):
             return None
-        if not self._looked:
-            self._found, self._looked = linears(self.loaded.reference, self.loaded.inputs(0)), True
-        if not self._found or not _one_row(self._found[0], task):
-            return None
-        (found,) = self._found
+        return found[0]
+
+    def first(self, found: Linear, task: Task) -> list[dict[str, Knob]]:
+        outputs, inner = task.cases[0].inputs[found.weight].shape
+        deepest = 1 << (max(1, math.ceil(inner / _STRIDE)) - 1).bit_length()
+        rows = _SHORT if outputs < _FEW_OUTPUTS else _TALL
+        return [row | {"DEEP": min(int(row["DEEP"]), deepest)} for row in settings(_KNOBS, rows)]
+
+    def source(self, found: Linear, task: Task, knobs: dict[str, Knob]) -> str:
         bias = task.inputs[found.bias] if found.bias is not None else None
         call = f"_linear({task.inputs[found.x]}, {task.inputs[found.weight]}, {bias})"
         wrapper = f"def kernel({', '.join(task.inputs)}):\n    return {call}"
-
-        def emit(knobs: dict[str, Knob]) -> str:
-            return rendered("gemv_kernel.py", {k: str(v) for k, v in knobs.items()}, wrapper)
-
-        first: list[dict[str, Knob]] = [dict(zip(CHOICES, setting, strict=True)) for setting in _FIRST]
-        return next_candidate(self.name, history, emit, first, CHOICES)
-
-
-def _one_row(found: Linear, task: Task) -> bool:
-    shapes = [case.inputs[found.x].shape for case in task.cases]
-    return all(math.prod(shape[:-1]) == 1 for shape in shapes)
+        return rendered("gemv_kernel.py", {k: str(v) for k, v in knobs.items()}, wrapper)

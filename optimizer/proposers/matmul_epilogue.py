@@ -1,32 +1,33 @@
-"""Offer a linear and the pointwise ops behind it as one matmul on a GPU: bias, activation and residual in one pass."""
+"""Offer a linear and the pointwise ops behind it as one matmul on a GPU: bias, activation and residual in one pass.
+
+A linear with nothing behind it is the library's work, except where its rows have no common 16-byte border.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import fx
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate, rendered
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate, settings
+from .kernel_file import rendered
 from .recognise import Linear, aten, input_position, linear, results, traced, value, without_views
 
 _HALVES = ("float16", "bfloat16")
 _MOST_EXTRAS = 4
 
-CHOICES: dict[str, tuple[Knob, ...]] = {
-    "ROWS": (128, 64, 256),
-    "COLUMNS": (256, 128, 64),
-    "DEEP": (64, 128, 32),
-    "WARPS": (8, 4),
-    "STAGES": (3, 4, 2),
-    "GROUP": (8, 4, 16),
-}
-_FIRST = ((128, 256, 64, 8, 3, 8), (128, 128, 64, 8, 4, 8), (128, 128, 64, 4, 4, 8), (64, 128, 64, 4, 4, 8))
+_VECTOR = 8  # halves in 16 bytes
+
+_KNOBS = ("ROWS", "COLUMNS", "DEEP", "WARPS", "STAGES", "GROUP", "PARTS", "FLAT", "EACH")
+_FIRST = (
+    (128, 256, 64, 8, 4, 8, 2, True, 1), (128, 128, 64, 4, 3, 8, 2, True, 2), (128, 256, 64, 8, 3, 8, 2, False, 1),
+    (128, 128, 64, 4, 3, 8, 1, False, 2), (128, 256, 64, 8, 4, 16, 2, True, 1), (256, 128, 64, 8, 4, 8, 2, True, 1),
+    (64, 128, 64, 4, 4, 8, 1, True, 2),
+)  # fmt: skip
 
 # ATen overload to its text over fp32 tiles; operands are {0} and {1}.
 _POINTWISE: dict[Any, str] = {
@@ -59,36 +60,38 @@ class _Fused:
     dtype: str
 
 
-@dataclass
-class MatmulEpilogue:
+class MatmulEpilogue(AnchorTemplate[_Fused]):
     """Proposes settings of one kernel where the reference is a linear in half precision followed by pointwise ops."""
 
-    loaded: LoadedTask
-    name: str = "matmul-epilogue"
-    _found: _Fused | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "matmul-epilogue"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "ROWS": (128, 64, 256),
+        "COLUMNS": (256, 128, 64),
+        "DEEP": (64, 128, 32),
+        "WARPS": (8, 4),
+        "STAGES": (4, 3, 2),
+        "GROUP": (8, 4, 16),
+        "PARTS": (2, 1),
+        "FLAT": (True, False),
+        "EACH": (1, 2),
+    }
+    rejections: ClassVar[int] = len(_FIRST)  # a tile too large for the device is no mistake of the rest
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
-        if not task.device.startswith("cuda") or task.outputs != 1:
-            return None
-        if not self._looked:
-            graph = traced(self.loaded.reference, self.loaded.inputs(0))
-            self._found, self._looked = _fused(graph, task.inputs) if graph is not None else None, True
-        found = self._found
-        if found is None or any(s.dtype not in _HALVES for s in _factors(found, task)):
-            return None
+    def look(self, task: Task) -> _Fused | None:
+        graph = traced(self.loaded.reference, self.loaded.inputs(0)) if task.outputs == 1 else None
+        found = _fused(graph, task.inputs) if graph is not None else None
+        return None if found is None or any(s.dtype not in _HALVES for s in _factors(found, task)) else found
+
+    def first(self, found: _Fused, task: Task) -> list[dict[str, Knob]]:
+        return settings(_KNOBS, _FIRST)
+
+    def source(self, found: _Fused, task: Task, knobs: dict[str, Knob]) -> str:
         given = ", ".join([task.inputs[found.linear.x], task.inputs[found.linear.weight], *found.extras])
         wrapper = f"def kernel({', '.join(task.inputs)}):\n    return _linear({given})"
-
-        def emit(knobs: dict[str, Knob]) -> str:
-            constants = {k: str(v) for k, v in knobs.items()}
-            constants |= {"OUT": f"torch.{found.dtype}", "ALONG": repr(found.along)}
-            source = rendered("matmul_epilogue_kernel.py", constants, wrapper)
-            return source.replace("    return acc\n", "".join(f"    {line}\n" for line in found.lines))
-
-        first: list[dict[str, Knob]] = [dict(zip(CHOICES, setting, strict=True)) for setting in _FIRST]
-        return next_candidate(self.name, history, emit, first, CHOICES, rejections=len(first))
+        constants = {k: str(v) for k, v in knobs.items()}
+        constants |= {"OUT": f"torch.{found.dtype}", "ALONG": repr(found.along)}
+        source = rendered("matmul_epilogue_kernel.py", constants, wrapper)
+        return source.replace("    return acc\n", "".join(f"    {line}\n" for line in found.lines))
 
 
 def _factors(found: _Fused, task: Task) -> list[Any]:
@@ -96,7 +99,7 @@ def _factors(found: _Fused, task: Task) -> list[Any]:
 
 
 def _fused(graph: fx.Graph, names: Sequence[str]) -> _Fused | None:
-    """Return what a graph is, None where it is no linear with at least one op or bias behind it, or holds another."""
+    """Return what a graph is, None where it is no linear, one for the library, or holds anything else."""
     (last, *others) = results(graph)
     if others or not isinstance(last, fx.Node):
         return None
@@ -106,7 +109,9 @@ def _fused(graph: fx.Graph, names: Sequence[str]) -> _Fused | None:
     except _Unknown:
         return None
     found = writer.linear
-    if found is None or (not writer.lines and found.bias is None) or len(writer.extras) > _MOST_EXTRAS:
+    if found is None or len(writer.extras) > _MOST_EXTRAS:
+        return None
+    if not writer.lines and value(last).shape[-1] % _VECTOR == 0:
         return None
     dtype = str(value(last).dtype).removeprefix("torch.")
     along = tuple(writer.extras.values())

@@ -5,14 +5,12 @@ Outputs are parts of one buffer (views, rows apart) where the task accepts that,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate
 from .recognise import Linear, linears
 
 # Names that begin with an underscore cannot be those of an input.
@@ -44,26 +42,32 @@ _LAYOUTS: dict[Knob, tuple[str, str]] = {
 }
 
 
-@dataclass
-class MergedLinears:
+class MergedLinears(AnchorTemplate[list[Linear]]):
     """Proposes one matmul where the reference is two or more linears of one input against the model's own weights."""
 
-    loaded: LoadedTask
-    name: str = "merged-linears"
-    _found: list[Linear] | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "merged-linears"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {}
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next layout of the outputs, None where the task is something else or not on a CUDA device."""
-        if not task.device.startswith("cuda") or task.outputs < 2:
-            return None
-        if not self._looked:
-            self._found, self._looked = linears(self.loaded.reference, self.loaded.inputs(0)), True
-        found = self._found
-        if found is None or not mergeable(found, task):
-            return None
-        first: list[dict[str, Knob]] = [{"outputs": layout} for layout in _LAYOUTS]
-        return next_candidate(self.name, history, lambda knobs: _source(found, task, knobs), first, {})
+    def look(self, task: Task) -> list[Linear] | None:
+        found = linears(self.loaded.reference, self.loaded.inputs(0)) if task.outputs > 1 else None
+        return found if found and mergeable(found, task) else None
+
+    def first(self, found: list[Linear], task: Task) -> list[dict[str, Knob]]:
+        return [{"outputs": layout} for layout in _LAYOUTS]
+
+    def source(self, found: list[Linear], task: Task, knobs: dict[str, Knob]) -> str:
+        names = task.inputs
+        biases = [names[f.bias] for f in found if f.bias is not None]
+        layout, returned = _LAYOUTS[knobs["outputs"]]
+        return _SOURCE.format(
+            layout=layout,
+            arguments=", ".join(names),
+            weights=", ".join(names[f.weight] for f in found),
+            bias=_BIAS.format(biases=", ".join(biases)) if biases else None,
+            x=names[found[0].x],
+            sizes=", ".join(f"{names[f.weight]}.shape[0]" for f in found),
+            returned=returned,
+        )
 
 
 def mergeable(found: Sequence[Linear], task: Task) -> bool:
@@ -74,19 +78,4 @@ def mergeable(found: Sequence[Linear], task: Task) -> bool:
         and len(set(packed)) == len(packed)
         and len({f.bias is None for f in found}) == 1
         and all(case.inputs[i].role == "weight" for case in task.cases for i in packed)
-    )
-
-
-def _source(found: Sequence[Linear], task: Task, knobs: dict[str, Knob]) -> str:
-    names = task.inputs
-    biases = [names[f.bias] for f in found if f.bias is not None]
-    layout, returned = _LAYOUTS[knobs["outputs"]]
-    return _SOURCE.format(
-        layout=layout,
-        arguments=", ".join(names),
-        weights=", ".join(names[f.weight] for f in found),
-        bias=_BIAS.format(biases=", ".join(biases)) if biases else None,
-        x=names[found[0].x],
-        sizes=", ".join(f"{names[f.weight]}.shape[0]" for f in found),
-        returned=returned,
     )

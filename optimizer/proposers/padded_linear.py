@@ -7,14 +7,12 @@ at once or a few rows at a time so that the padded ones are still in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate
 from .recognise import Linear, linears
 
 # 16 bytes of half precision: rows of fewer are what this is for.
@@ -57,30 +55,36 @@ _LAYOUTS: dict[Knob, tuple[str, str]] = {
     "copy": ("contiguous", _COPY),
     "chunks": ("contiguous", _CHUNKS),
 }
-CHOICES: dict[str, tuple[Knob, ...]] = {"pad": (64, 8, 128, 256), "rows": (1024, 512, 2048)}
 
 
-@dataclass
-class PaddedLinear:
+class PaddedLinear(AnchorTemplate[Linear]):
     """Proposes padded weights where the reference is one linear of half-precision rows that are no whole vectors."""
 
-    loaded: LoadedTask
-    name: str = "padded-linear"
-    _found: list[Linear] | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "padded-linear"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {"pad": (64, 8, 128, 256), "rows": (1024, 512, 2048)}
+    rejections: ClassVar[int] = len(_LAYOUTS)  # not every layout is one that the task accepts
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next layout or padding, None where the task is something else or not on a CUDA device."""
-        if not task.device.startswith("cuda") or task.outputs != 1:
-            return None
-        if not self._looked:
-            self._found, self._looked = linears(self.loaded.reference, self.loaded.inputs(0)), True
-        if not self._found or not _odd(self._found[0], task):
-            return None
-        (found,) = self._found
-        first: list[dict[str, Knob]] = [{"outputs": o, "pad": 64, "rows": 1024} for o in _LAYOUTS]
-        return next_candidate(
-            self.name, history, lambda knobs: _source(found, task, knobs), first, CHOICES, rejections=len(_LAYOUTS)
+    def look(self, task: Task) -> Linear | None:
+        found = linears(self.loaded.reference, self.loaded.inputs(0)) if task.outputs == 1 else None
+        return found[0] if found and _odd(found[0], task) else None
+
+    def first(self, found: Linear, task: Task) -> list[dict[str, Knob]]:
+        return [{"outputs": layout, "pad": 64, "rows": 1024} for layout in _LAYOUTS]
+
+    def source(self, found: Linear, task: Task, knobs: dict[str, Knob]) -> str:
+        names = task.inputs
+        bias = (
+            f"torch.nn.functional.pad({names[found.bias]}.detach(), (0, _more))" if found.bias is not None else "None"
+        )
+        layout, body = _LAYOUTS[knobs["outputs"]]
+        return _SOURCE.format(
+            pad=knobs["pad"],
+            rows=knobs["rows"] if knobs["outputs"] == "chunks" else 0,
+            layout=layout,
+            arguments=", ".join(names),
+            weight=names[found.weight],
+            bias=bias,
+            body=body.format(x=names[found.x]),
         )
 
 
@@ -92,20 +96,4 @@ def _odd(found: Linear, task: Task) -> bool:
         and case.inputs[found.weight].dtype in halves
         and all(case.inputs[i].role == "weight" for i in packed)
         for case in task.cases
-    )
-
-
-def _source(found: Linear, task: Task, knobs: dict[str, Knob]) -> str:
-    names = task.inputs
-    x, weight = names[found.x], names[found.weight]
-    bias = f"torch.nn.functional.pad({names[found.bias]}.detach(), (0, _more))" if found.bias is not None else "None"
-    layout, body = _LAYOUTS[knobs["outputs"]]
-    return _SOURCE.format(
-        pad=knobs["pad"],
-        rows=knobs["rows"] if knobs["outputs"] == "chunks" else 0,
-        layout=layout,
-        arguments=", ".join(names),
-        weight=weight,
-        bias=bias,
-        body=body.format(x=x),
     )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import fx
 
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
-from ..attempt import Attempt, Knob
-from ..candidate import Candidate
-from .kernel_file import next_candidate, rendered
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate, settings
+from .kernel_file import rendered
 from .recognise import aten, input_position, results, traced, value, without_widening
 
 # Narrower rows are held in registers whole, which a loop nest does as well.
 _WIDE = 8192
 
-CHOICES: dict[str, tuple[Knob, ...]] = {"WARPS": (32, 16, 8), "UNROLL": (4, 2, 1, 8)}
-_FIRST = ((32, 2), (32, 4), (16, 4), (16, 2))
+_KNOBS = ("WARPS", "HELD", "UNROLL", "STAGES", "REGISTERS")
+_HELD = ((16, 8, 1, 1, 64), (32, 4, 1, 1, 0))
+_PARTLY = ((16, 5, 2, 1, 64), (32, 0, 2, 1, 0), (16, 6, 1, 1, 64), (16, 0, 4, 1, 0), (16, 0, 2, 3, 0), (8, 8, 1, 1, 64))
+# As many half-precision values have room in the registers of two programs a multiprocessor.
+_HELD_WHOLE = 32768
 
 
 @dataclass(frozen=True)
@@ -31,34 +33,30 @@ class _Softmax:
     dtype: str
 
 
-@dataclass
-class WideSoftmax:
+class WideSoftmax(AnchorTemplate[_Softmax]):
     """Proposes settings of one kernel where the reference is one softmax over a wide last dimension."""
 
-    loaded: LoadedTask
-    name: str = "wide-softmax"
-    _found: _Softmax | None = field(default=None, init=False, repr=False)
-    _looked: bool = field(default=False, init=False, repr=False)
+    name: ClassVar[str] = "wide-softmax"
+    choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "WARPS": (16, 32, 8),
+        "HELD": (8, 4, 0, 6, 12),
+        "UNROLL": (2, 1, 4),
+        "STAGES": (1, 3),
+        "REGISTERS": (64, 0, 128),
+    }
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
-        if not task.device.startswith("cuda") or task.outputs != 1:
-            return None
-        if not self._looked:
-            graph = traced(self.loaded.reference, self.loaded.inputs(0))
-            self._found, self._looked = _softmax(graph, task.inputs) if graph is not None else None, True
-        found = self._found
-        if found is None:
-            return None
+    def look(self, task: Task) -> _Softmax | None:
+        graph = traced(self.loaded.reference, self.loaded.inputs(0)) if task.outputs == 1 else None
+        return _softmax(graph, task.inputs) if graph is not None else None
+
+    def first(self, found: _Softmax, task: Task) -> list[dict[str, Knob]]:
+        widest = max(case.inputs[task.inputs.index(found.x)].shape[-1] for case in task.cases)
+        return settings(_KNOBS, (*_HELD, *_PARTLY) if widest <= _HELD_WHOLE else (*_PARTLY, *_HELD))
+
+    def source(self, found: _Softmax, task: Task, knobs: dict[str, Knob]) -> str:
         wrapper = f"def kernel({', '.join(task.inputs)}):\n    return _softmax({found.x})"
-
-        def emit(knobs: dict[str, Knob]) -> str:
-            constants = {k: str(v) for k, v in knobs.items()}
-            constants |= {"OUT": f"torch.{found.dtype}", "LOG": str(found.log)}
-            return rendered("wide_softmax_kernel.py", constants, wrapper)
-
-        first: list[dict[str, Knob]] = [dict(zip(CHOICES, setting, strict=True)) for setting in _FIRST]
-        return next_candidate(self.name, history, emit, first, CHOICES)
+        constants = {k: str(v) for k, v in knobs.items()} | {"OUT": f"torch.{found.dtype}", "LOG": str(found.log)}
+        return rendered("wide_softmax_kernel.py", constants, wrapper)
 
 
 def _softmax(graph: fx.Graph, names: Sequence[str]) -> _Softmax | None:

@@ -1,18 +1,22 @@
-"""Softmax of wide rows: one reading finds maximum and sum, a second, from the cache, writes.
+"""Softmax of wide rows: one reading finds maximum and sum, then the row is written.
 
-Many warps a row keep few rows under way, so that together they stay in the cache between the two readings. A row that
-starts off a 16-byte border is peeled to it.
+Part of a row stays in registers, as it was loaded; the rest is read a second time, from the cache, where few rows under
+way at a time have a place together. A row that starts off a 16-byte border is peeled to it.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, RET505
+# ruff: noqa: N803, RET505, RUF005
 import torch
 import triton
 import triton.language as tl
 
-# Knobs, replaced by the proposer. UNROLL: 16-byte loads a lane in flight.
-WARPS = 32
-UNROLL = 4
+# Knobs, replaced by the proposer. HELD: 16-byte loads a lane whose values stay in registers. UNROLL: of the others, how
+# many a lane has in flight. STAGES: steps of them under way to shared memory. REGISTERS: at most, a thread; 0: any.
+WARPS = 16
+HELD = 6
+UNROLL = 2
+STAGES = 1
+REGISTERS = 64
 # What the reference does.
 OUT = torch.float32
 LOG = False
@@ -29,11 +33,31 @@ def _finish(x, most, scale, LOGARITHM: tl.constexpr):
 
 
 @triton.jit
+def _fold(peak, total, x):
+    """Take a tile [lanes, loads, vec] into the running maximum and sum of each lane."""
+    new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=1))
+    return new, total * tl.exp(peak - new) + tl.sum(tl.sum(tl.exp(x - new[:, None, None]), axis=2), axis=1)
+
+
+@triton.jit
+def _unknown(x, HIDE: tl.constexpr):
+    """Return x as a value the compiler knows nothing of: else it keeps the widened copy of all that is held."""
+    if HIDE and x.dtype.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    else:
+        return x
+
+
+@triton.jit
 def _rows(
     x_ptr, out_ptr, n,
-    LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr, LOGARITHM: tl.constexpr,
+    LANES: tl.constexpr, VEC: tl.constexpr, KEPT: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
+    LOGARITHM: tl.constexpr, HIDE: tl.constexpr,
 ):  # fmt: skip
-    """One row a program. Rows are dense in both, so what is known of a border of one is known of the other's."""
+    """One row a program. Rows are dense in both, so what is known of a border of one is known of the other's.
+
+    Of equally dense dimensions of a tile Triton fills the first with threads first: a lane keeps its loads.
+    """
     row = tl.program_id(0).to(tl.int64)
     begin = row * n
     end = begin + n
@@ -44,26 +68,37 @@ def _rows(
     place = tl.where(tail, stop + lane - VEC, begin + lane)
     on_edge = (lane < 2 * VEC) & (place < tl.where(tail, end, tl.minimum(start, end)))
     edge = tl.load(x_ptr + place, mask=on_edge, other=-float("inf")).to(tl.float32)
-    peak = tl.maximum(edge, LOWEST)
-    total = tl.exp(edge - peak)
     length = (stop - start).to(tl.int32)
+    at = lane[:, None, None] * VEC + tl.arange(0, VEC)[None, None, :]
+    held = ()
+    for tile in tl.static_range(KEPT):
+        here = tile * (LANES * VEC) + at
+        held = held + (tl.load(x_ptr + start + here, eviction_policy="evict_first"),)
+    first: tl.constexpr = KEPT * LANES * VEC
     step: tl.constexpr = TILES * LANES * VEC
-    at = tl.arange(0, TILES)[:, None, None] * (LANES * VEC) + tl.arange(0, LANES)[None, :, None] * VEC
-    at += tl.arange(0, VEC)[None, None, :]
-    for done in tl.range(0, length, step):
-        where = done + at
+    many = at + tl.arange(0, TILES)[None, :, None] * (LANES * VEC)
+    peak = tl.full([LANES], LOWEST, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    for done in tl.range(first, length, step, num_stages=DEPTH):
+        where = done + many
         x = tl.load(x_ptr + start + where, mask=where < length, other=-float("inf"), eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=0))
-        total = total * tl.exp(peak - new) + tl.sum(tl.sum(tl.exp(x - new[None, :, None]), axis=2), axis=0)
-        peak = new
-    most = tl.max(peak, axis=0)
-    whole = tl.sum(total * tl.exp(peak - most), axis=0)
+        peak, total = _fold(peak, total, x.to(tl.float32))
+    for tile in tl.static_range(KEPT):
+        peak, total = _fold(peak, total, _unknown(held[tile], HIDE).to(tl.float32))
+    new = tl.maximum(peak, edge)
+    total = total * tl.exp(peak - new) + tl.exp(edge - new)
+    most = tl.max(new, axis=0)
+    whole = tl.sum(total * tl.exp(new - most), axis=0)
     scale = tl.log(whole) if LOGARITHM else 1.0 / whole
     rim = _finish(edge, most, scale, LOGARITHM).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place, rim, mask=on_edge)
-    for done in tl.range(0, length, step):
-        where = done + at
+    for tile in tl.static_range(KEPT):
+        here = tile * (LANES * VEC) + at
+        wide = _unknown(held[tile], HIDE).to(tl.float32)
+        done_with = _finish(wide, most, scale, LOGARITHM).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + start + here, done_with)
+    for done in tl.range(first, length, step, num_stages=DEPTH):
+        where = done + many
         x = tl.load(x_ptr + start + where, mask=where < length, other=0.0, eviction_policy="evict_first")
         made = _finish(x.to(tl.float32), most, scale, LOGARITHM).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + start + where, made, mask=where < length)
@@ -73,8 +108,12 @@ def _softmax(x):
     x = x.contiguous()
     n = x.shape[-1]
     out = torch.empty(x.shape, dtype=OUT, device=x.device)
+    lanes, vec = 32 * WARPS, 16 // x.element_size()
+    limit = {"maxnreg": REGISTERS} if REGISTERS else {}
+    sure = n if n % vec == 0 else n - 2 * vec  # of a row, at least so much lies between borders
     if out.numel():
         _rows[(x.numel() // n,)](
-            x, out, n, LANES=32 * WARPS, VEC=16 // x.element_size(), TILES=UNROLL, LOGARITHM=LOG, num_warps=WARPS
+            x, out, n, LANES=lanes, VEC=vec, KEPT=max(0, min(HELD, sure // (lanes * vec))), TILES=UNROLL, DEPTH=STAGES,
+            LOGARITHM=LOG, HIDE=x.device.type != "cpu", num_warps=WARPS, **limit,
         )  # fmt: skip
     return out
