@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from chat_server import SECRET, Answer, Asked, ChatServer, Serve, serving
+from gelu_task import gelu_task
 
-from hotswap.extractor.task import ShapeCase, Site, Task, TensorSpec
+from hotswap.extractor.task import Task
 from hotswap.optimizer.ledger import Ledger
 
 
@@ -20,24 +21,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def gelu(tmp_path: Path) -> Task:
-    spec = TensorSpec("x", (512, 384), (384, 1), 0, "float32", "activation")
-    return Task(
-        name="gelu",
-        fingerprint="fingerprint-of-gelu",
-        kind="memory",
-        device="cpu",
-        ops=("gelu",),
-        inputs=("x",),
-        outputs=1,
-        cases=(ShapeCase("call", (spec,), 6, 6.0, 20.0),),
-        sites=(Site("layer.0.act", "GELU", ("gelu",), "return self.act(x)", 0),),
-        eager_us=120.0,
-        floor_us=3.0,
-        share=0.2,
-        ceiling=1.18,
-        size_symbols=(((0, 0),),),
-    )
+def gelu() -> Task:
+    """A task with much to gain: its floor is far below what the scripted kernels reach."""
+    return gelu_task(floor_us=3.0)
 
 
 @pytest.fixture
