@@ -3,7 +3,7 @@
     python benchmarks/loop_overhead.py [--candidates 200] [--answer 2.0] [--verdict 0.5] [--in-flight 8] [--out FILE]
 
 overhead: one request at a time to a server on loopback that answers at once, and verdicts that take no time; what
-passes between the end of a verdict and the beginning of the next is LiteLLM, HTTP, parsing, the search, and the ledger's
+passes between the end of a verdict and the beginning of the next is LiteLLM, HTTP, parsing, the search and the ledger's
 fsync. waiting: answers that take `--answer` seconds, verdicts of `--verdict` seconds, several requests in flight; how
 long the judge is idle between two verdicts. Run it on a machine that does nothing else. Writes
 benchmarks/results/loop-overhead.json.
