@@ -1,27 +1,30 @@
 """Run a captured FX graph as CUDA graphs, one for each layout of its inputs that comes again.
 
-Parameters are read where they are, and looked for there before each replay; other inputs are copied into memory of the
-graph's own. Outputs are never overwritten by a later call: they are copies, or made outside (`fresh_outputs`). What is
-not captured, and why, is counted; it runs as it would without us.
+Parameters are read where they are, and looked for there before each replay; so is what the graph writes into, a static
+cache: each place has a graph of its own. Other inputs are copied into memory of the graph's. Outputs are never
+overwritten by a later call: they are copies, or made outside (`fresh_outputs`). What is not captured, and why, is
+counted; it runs as it would without us.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..extractor.node_ops import example, is_call, is_weight, ops_of
-from .fresh_outputs import Split
+from ..extractor.node_ops import example, is_call, is_weight, node_kinds, ops_of
+from .fresh_outputs import MOVE_NOTHING, Split
 from .graph_device import GraphDevice, Results
 from .kernel_site import KernelSite
 from .layouts import Key, Layouts, layout
 from .rewrites.attention_backend import BACK_ENDS
+from .writes import find_writes
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +56,21 @@ def why_not_nodes(gm: fx.GraphModule) -> str | None:
         if seen is None:
             return f"{node.name} runs code that cannot be looked into"
         for one in seen:
-            if one.stays:
-                return f"{node.name} {'draws random numbers' if one.random else 'writes into a tensor'}"
+            if one.random:
+                return f"{node.name} draws random numbers"
+    return _gives_back(gm)
+
+
+def _gives_back(gm: fx.GraphModule) -> str | None:
+    """Return that an output is what an op wrote into, if it is: it had to be the caller's own tensor, not a copy."""
+    at, kinds = find_writes(gm).at, node_kinds(gm)
+    waiting = list(gm.graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in at and any(n.op == "placeholder" for n in at[node]):
+            return f"{node.name} is given back, and writes into an input"
+        if kinds.get(node) in MOVE_NOTHING:
+            waiting.extend(node.all_input_nodes)
     return None
 
 
@@ -98,6 +114,7 @@ class GraphReplays:
         self._run = run
         self._plain = plain
         self._weights = frozenset(weights)
+        self._fixed = self._weights.union(parts.written)
         self._device = device
         self._sites = sites
         self._captured: Layouts[_Captured] = Layouts()
@@ -118,7 +135,10 @@ class GraphReplays:
         """Return the graph for these inputs, captured now if it is time, or why there is none."""
         if self._device.busy():
             return "called inside another capture"
-        key = layout(inputs, self._weights)
+        written = [inputs[i] for i in self._parts.written]
+        if written and self._shares(written, inputs):
+            return "an input shares memory with one that is written into"
+        key = (*layout(inputs, self._weights), *[v.data_ptr() for v in written])
         found = self._captured.get(key)
         if found is not None:
             if self._is_current(found, inputs):
@@ -128,6 +148,12 @@ class GraphReplays:
             if self._moves[key] > MOST_MOVES:
                 return self._captured.give_up(key, "its weights keep moving")
         return self._captured.why_not_now(key) or self._capture(key, inputs)
+
+    def _shares(self, written: list[torch.Tensor], inputs: tuple[Any, ...]) -> bool:
+        """Whether the order of reads and writes would matter between two inputs: to a copy made ahead, or at all."""
+        own = {v.untyped_storage().data_ptr() for v in written}
+        others = [v for i, v in enumerate(inputs) if i not in self._fixed and isinstance(v, torch.Tensor)]
+        return len(own) < len(written) or any(v.untyped_storage().data_ptr() in own for v in others)
 
     def _is_current(self, found: _Captured, inputs: tuple[Any, ...]) -> bool:
         if any(inputs[i].data_ptr() != pointer for i, pointer in found.weights):
@@ -139,7 +165,7 @@ class GraphReplays:
         return tuple(inputs[i]._version for i in sorted(self._weights) if isinstance(inputs[i], torch.Tensor))
 
     def _capture(self, key: Key, inputs: tuple[Any, ...]) -> _Captured | str:
-        given = [(i, v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and i not in self._weights]
+        given = [(i, v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and i not in self._fixed]
         if any(_overlaps(v) for _, v in given):
             return self._captured.give_up(key, "an input whose elements share memory")
         with torch.inference_mode(False), torch.no_grad():
@@ -159,7 +185,8 @@ class GraphReplays:
             start.update({site: site.tally() for site in self._sites})
 
         try:
-            replay, results = self._device.record(lambda: tuple(self._run(*own)), recording)
+            with _as_before([inputs[i] for i in self._parts.written]):
+                replay, results = self._device.record(lambda: tuple(self._run(*own)), recording)
         except Exception as error:  # kernels are generated code, and a capture fails in as many ways as there are ops
             self._set_back(before)
             logger.warning("a CUDA graph could not be captured; its calls run without one: %s", error)
@@ -184,6 +211,8 @@ class GraphReplays:
             for i, static in found.statics:
                 static.copy_(inputs[i])
             found.replay()
+        if self._parts.written:
+            torch.autograd.graph.increment_version([inputs[i] for i in self._parts.written])
         copied = self._parts.copied
         results = [r.clone() if copy else r for r, copy in zip(found.results, copied, strict=True)]
         outputs = self._parts.outer.forward(*results, *[inputs[i] for i in self._parts.inputs])
@@ -193,6 +222,18 @@ class GraphReplays:
             site.calls += calls
             site.fallbacks.update(fallbacks)
         return outputs
+
+
+@contextmanager
+def _as_before(written: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A context after which these tensors hold what they held ahead of it: warm runs of a capture write for real."""
+    with torch.no_grad():
+        kept = [tensor.clone() for tensor in written]
+        try:
+            yield
+        finally:
+            for tensor, value in zip(written, kept, strict=True):
+                tensor.copy_(value)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Drop copies that copy nothing new: a concatenation with empty tensors, which a cache that was just made begins with.
 
-Precondition: one tensor among the parts has elements. The graph's outputs keep their copies: a user may write into
-them.
+Precondition: one tensor among the parts has elements, and nothing writes into it or the copy. The graph's outputs keep
+their copies: a user may write into them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ...extractor.node_ops import example
+from ..writes import find_writes
 from .graph_edit import drop_unused, output_node
 from .rewrite import Applied, Notes, Rewrite, Setting
 
@@ -17,10 +18,10 @@ _CONCATENATIONS = frozenset({torch.cat, torch.concat, torch.concatenate})
 
 
 def _apply(gm: fx.GraphModule, setting: Setting, notes: Notes) -> None:
-    end = output_node(gm)
+    end, written = output_node(gm), find_writes(gm).memory
     for node in list(gm.graph.nodes):
         kept = _only_part(node)
-        if kept is None:
+        if kept is None or kept in written or node in written:
             continue
         readers = [user for user in node.users if user is not end and _reads_only(user)]
         if not readers:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ...extractor.node_ops import is_call, ops_of
 from .graph_edit import constant, drop_unused, output_aliases
 from .known_values import known_values
 from .rewrite import Applied, Notes, Rewrite, Setting
@@ -16,26 +15,16 @@ from .rewrite import Applied, Notes, Rewrite, Setting
 
 def _apply(gm: fx.GraphModule, setting: Setting, notes: Notes) -> None:
     values = known_values(gm)
-    # A constant handed to the user could be written into, and one that the graph writes into is none.
+    # A constant handed to the user could be written into; one that the graph writes into has no known value.
     given_away = output_aliases(gm)
     for node, value in values.items():
         readers = [user for user in node.users if user not in values]
         if not readers or node in given_away or not isinstance(value, torch.Tensor):
             continue
-        if any(_may_write(user) for user in readers):
-            continue
         folded = constant(gm, node, value, like=node)
         node.replace_all_uses_with(folded, delete_user_cb=lambda user: user in readers)  # noqa: B023 - used at once
         notes.applied.append(Applied(FOLD_SHAPES.name, node.name, f"{node.name}: {tuple(value.shape)} computed once"))
     drop_unused(gm, reversed(list(values)))
-
-
-def _may_write(user: fx.Node) -> bool:
-    if user.op == "output" or not is_call(user):
-        return True
-    # What has no example value, or runs code we cannot look into, is taken to write.
-    seen = ops_of(user)
-    return seen is None or any(one.op._schema.is_mutable for one in seen)
 
 
 FOLD_SHAPES = Rewrite("fold-shapes", "what depends on shapes alone is computed once", _apply)

@@ -12,7 +12,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from ...extractor.node_ops import NodeKind, example, is_call, node_kinds, ops_of
+from ...extractor.node_ops import example, is_call, node_kinds, ops_of
+from ..writes import may_alias
 
 _KEPT = ("nn_module_stack", "source_fn_stack", "stack_trace")
 
@@ -101,12 +102,6 @@ def output_aliases(gm: fx.GraphModule) -> set[fx.Node]:
         if node in found:
             continue
         found.add(node)
-        if not is_call(node) or may_alias(node, kinds.get(node)):
+        if not is_call(node) or may_alias(kinds.get(node)):
             waiting.extend(node.all_input_nodes)
     return found
-
-
-def may_alias(node: fx.Node, kind: NodeKind | None) -> bool:
-    """Whether what `node` gives may share memory with what it takes."""
-    # `to` and `contiguous` give their input back where there is nothing to do; then they ran no op, and are IDENTITY.
-    return kind not in (NodeKind.MEMORY, NodeKind.ANCHOR)

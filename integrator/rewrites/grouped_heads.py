@@ -1,6 +1,7 @@
 """Give attention its few key and value heads as they are, not repeated in memory for each query head.
 
-Precondition: no mask (only kernels that take none know groups well), a GPU and a 16-bit dtype. Proof: the chain of
+Precondition: no mask (only kernels that take none know groups well), a GPU and a 16-bit dtype; the few heads are still
+what they were when they were repeated. Proof: the chain of
 views and copies between is run on numbers that name the elements, and gives each head as often as there are queries.
 """
 
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from ...extractor.node_ops import NodeKind, example, node_kinds, ops_of
+from ..writes import Writes, find_writes
 from .attention_call import AttentionCall, attention_calls
 from .graph_edit import drop_unused
 from .rewrite import Applied, Notes, Rewrite, Setting
@@ -26,7 +28,7 @@ def _apply(gm: fx.GraphModule, setting: Setting, notes: Notes) -> None:
 
 def ungroup(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], dtypes: frozenset[torch.dtype]) -> None:
     """Do it for the calls on devices `on` with `dtypes`."""
-    kinds = node_kinds(gm)
+    kinds, writes = node_kinds(gm), find_writes(gm)
     proofs: dict[Any, bool] = {}
     for call in attention_calls(gm):
         fake = example(call.query)
@@ -37,13 +39,18 @@ def ungroup(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], dtypes: fr
         key, value = (_source(n, kinds) for n in (call.key, call.value))
         if key is None or value is None or example(key[-1]).shape[:3] != example(value[-1]).shape[:3]:
             continue
-        if all(_repeats(chain, call, proofs) for chain in (key, value)):
+        if all(_is_current(chain, call, writes) and _repeats(chain, call, proofs) for chain in (key, value)):
             heads = example(key[-1]).shape[1]
             call.write(key=key[-1], value=value[-1], grouped=True)
             notes.applied.append(
                 Applied(GROUPED_HEADS.name, call.node.name, f"{heads} key heads for {fake.shape[1]} queries' heads")
             )
             drop_unused(gm, [key[0], value[0]])
+
+
+def _is_current(chain: tuple[fx.Node, ...], call: AttentionCall, writes: Writes) -> bool:
+    """Whether attention may read the chain's source where the call stands, instead of the copy made of it earlier."""
+    return not any(writes.between(chain[-2], call.node, memory) for memory in (chain[0], chain[-1]))
 
 
 def _source(node: fx.Node, kinds: dict[fx.Node, NodeKind]) -> tuple[fx.Node, ...] | None:

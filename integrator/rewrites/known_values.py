@@ -13,6 +13,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ...extractor.node_ops import example, is_call, ops_of
+from ..writes import find_writes
 
 # A value larger than this is computed where it is used: folding it would only hold memory (a mask of 16384 x 16384).
 MOST_BYTES = 1 << 28
@@ -21,12 +22,14 @@ MOST_BYTES = 1 << 28
 def known_values(gm: fx.GraphModule, given: Mapping[fx.Node, torch.Tensor] | None = None) -> dict[fx.Node, Any]:
     """Return node to value for `given` and all that follows from it, from shapes and constants; in order.
 
-    Random, writing and impure nodes have none, nor has anything that a symbolic size or a parameter goes into.
+    Random, writing and impure nodes have none, nor has anything that a symbolic size or a parameter goes into, or whose
+    memory is written into.
     """
-    values: dict[fx.Node, Any] = dict(given or {})
+    written = find_writes(gm).memory
+    values: dict[fx.Node, Any] = {node: value for node, value in (given or {}).items() if node not in written}
     with unset_fake_temporarily(), torch.no_grad():
         for node in gm.graph.nodes:
-            if is_call(node) and node.op != "call_module" and _follows(node, values):
+            if is_call(node) and node.op != "call_module" and node not in written and _follows(node, values):
                 found = _value(node, values)
                 if found is not None:
                     values[node] = found

@@ -1,7 +1,8 @@
 """Run linear layers of one input (query, key and value; gate and up) as one: the packed weight holds theirs.
 
-Precondition: plain parameters with memory of their own, no gradient, results that are not handed to the user. Proof:
-the same products, row by row; whoever reads a result still runs on the strided part of the merged one.
+Precondition: plain parameters with memory of their own, no gradient, an input that is not written into, results that
+are not handed to the user. Proof: the same products, row by row; whoever reads a result still runs on the strided part
+of the merged one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import fx
 
 from ...extractor.node_ops import example
+from ..writes import find_writes
 from .graph_edit import drop_unused, insert_call, output_aliases
 from .linear_call import LinearCall, linear_calls, positions
 from .packed_use import fits, packed
@@ -20,15 +22,16 @@ from .rewrite import Applied, NotApplied, Notes, Rewrite, Setting
 
 
 def _apply(gm: fx.GraphModule, setting: Setting, notes: Notes) -> None:
-    given_away = output_aliases(gm)
+    given_away, written = output_aliases(gm), find_writes(gm).memory
     places = positions(gm)
     for group in _groups(gm):
         name = group[0].node.name
-        reason = (
-            "a result of one is handed to the user"
-            if any(c.node in given_away for c in group)
-            else _why_not(group) or _merge(gm, setting, group, places)
-        )
+        if any(c.node in given_away for c in group):
+            reason: str | None = "a result of one is handed to the user"
+        elif any(n in written for c in group for n in (c.input, c.weight, c.bias)):
+            reason = "what they read is written into"
+        else:
+            reason = _why_not(group) or _merge(gm, setting, group, places)
         if reason is not None:
             notes.left.append(NotApplied(MERGE_LINEARS.name, name, reason))
         else:
