@@ -1,4 +1,4 @@
-"""One integration at work: choose a tail by measurement, drop what does not pay or breaks the model, measure the rest."""
+"""One integration at work: choose a tail by measurement, drop what does not pay or breaks the model, time the rest."""
 
 from __future__ import annotations
 
