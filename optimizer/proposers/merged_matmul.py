@@ -15,8 +15,11 @@ from .recognise import Linear, linears
 _HALVES = ("float16", "bfloat16")
 _MOST = 4
 
-_KNOBS = ("ROWS", "COLUMNS", "DEEP", "WARPS", "STAGES", "GROUP")
-_FIRST = ((128, 128, 64, 8, 4, 8), (128, 256, 64, 8, 3, 8), (128, 128, 64, 4, 4, 8), (64, 256, 64, 4, 4, 8))
+_KNOBS = ("ROWS", "COLUMNS", "DEEP", "WARPS", "STAGES", "GROUP", "PARTS", "FLAT", "EACH")
+_FIRST = (
+    (128, 256, 64, 8, 4, 8, 2, True, 1), (128, 128, 64, 4, 3, 8, 2, True, 2), (128, 256, 64, 8, 3, 8, 1, False, 1),
+    (128, 128, 64, 4, 4, 8, 1, False, 1), (64, 256, 64, 4, 4, 8, 1, False, 1), (128, 256, 64, 8, 3, 16, 2, True, 1),
+)  # fmt: skip
 
 
 class MergedMatmul(AnchorTemplate[list[Linear]]):
@@ -25,11 +28,14 @@ class MergedMatmul(AnchorTemplate[list[Linear]]):
     name: ClassVar[str] = "merged-matmul"
     choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
         "ROWS": (128, 64, 256),
-        "COLUMNS": (128, 256, 64),
+        "COLUMNS": (256, 128, 64),
         "DEEP": (64, 128),
         "WARPS": (8, 4),
         "STAGES": (4, 3, 2),
         "GROUP": (8, 4, 16),
+        "PARTS": (2, 1),
+        "FLAT": (True, False),
+        "EACH": (1, 2),
     }
     rejections: ClassVar[int] = len(_FIRST)  # a tile too large for the device is no mistake of the rest
 

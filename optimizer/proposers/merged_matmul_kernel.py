@@ -4,7 +4,7 @@ The outputs lie one after another in one allocation; a tile of columns belongs t
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: N803, RET505
 import torch
 import triton
 import triton.language as tl
@@ -12,13 +12,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 STATIC_WEIGHTS = True
 
-# Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache.
+# Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache. PARTS:
+# pieces in which a tile is stored. FLAT: the loads of the next tile begin before this one is stored. EACH: programs a
+# multiprocessor.
 ROWS = 128
-COLUMNS = 128
+COLUMNS = 256
 DEEP = 64
 WARPS = 8
 STAGES = 4
 GROUP = 8
+PARTS = 2
+FLAT = True
+EACH = 1
 
 
 @triton.jit
@@ -27,16 +32,26 @@ def _pick(number, a, b, c, d):
 
 
 @triton.jit
+def _pieces(acc, PIECES: tl.constexpr):
+    """Return the accumulator's columns in one or two pieces of equal width."""
+    if PIECES == 1:
+        return (acc,)
+    else:
+        return acc.reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
 def _tiles(
     x_desc, weight_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
+    PIECES: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     t0 = tl.cdiv(n0, BN)
     t1 = t0 + tl.cdiv(n1, BN)
     t2 = t1 + tl.cdiv(n2, BN)
     across = t2 + tl.cdiv(n3, BN)
     down = tl.cdiv(m, BM)
-    for tile in tl.range(tl.program_id(0), down * across, programs):
+    for tile in tl.range(tl.program_id(0), down * across, programs, flatten=FLATTEN):
         band = tile // (DOWN * across)
         high = tl.minimum(down - band * DOWN, DOWN)
         within = tile % (DOWN * across)
@@ -47,18 +62,20 @@ def _tiles(
         width = _pick(which, n0, n1, n2, n3)
         first_column = (place - _pick(which, 0, t0, t1, t2)) * BN
         acc = tl.zeros([BM, BN], tl.float32)
-        for step in tl.range(0, tl.cdiv(k, BK), num_stages=DEPTH):
-            x = x_desc.load([first_row, step * BK])
-            weight = weight_desc.load([before + first_column, step * BK])
+        for step in tl.range(0, k, BK, num_stages=DEPTH):
+            x = x_desc.load([first_row, step])
+            weight = weight_desc.load([before + first_column, step])
             acc = tl.dot(x, weight.T, acc)
         row = first_row + tl.arange(0, BM)
-        column = first_column + tl.arange(0, BN)
-        if BIAS:
-            acc += tl.load(bias_ptr + before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-        at = row.to(tl.int64)[:, None] * width + column[None, :]
-        inside = (row < m)[:, None] & (column < width)[None, :]
-        begin = before.to(tl.int64) * m
-        tl.store(out_ptr + begin + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        parts = _pieces(acc, PIECES)
+        for part in tl.static_range(PIECES):
+            made = parts[part]
+            column = first_column + part * (BN // PIECES) + tl.arange(0, BN // PIECES)
+            if BIAS:
+                made += tl.load(bias_ptr + before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+            at = row.to(tl.int64)[:, None] * width + column[None, :]
+            inside = (row < m)[:, None] & (column < width)[None, :]
+            tl.store(out_ptr + before.to(tl.int64) * m + at, made.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _packed(weights, biases):
@@ -81,12 +98,13 @@ def _linears(x, sizes, packed):
     described = flat.stride(1) == 1 and flat.stride(0) * 2 % 16 == 0 and flat.data_ptr() % 16 == 0
     flat = flat if described else flat.contiguous().clone()
     wanted = triton.cdiv(m, ROWS) * sum(triton.cdiv(n, COLUMNS) for n in sizes)
-    programs = min(wanted, _processors(x.device))
+    programs = min(wanted, EACH * _processors(x.device))
     widths = [*sizes, 0, 0, 0][:4]
     _tiles[(programs,)](
         TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
         bias if bias is not None else buffer, buffer, m, flat.shape[1], *widths, programs,
-        BIAS=bias is not None, BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES, num_warps=WARPS,
+        BIAS=bias is not None, BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES,
+        PIECES=PARTS, FLATTEN=FLAT, num_warps=WARPS,
     )  # fmt: skip
     return tuple(outs)
 

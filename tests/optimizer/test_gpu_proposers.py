@@ -222,7 +222,9 @@ CASES: dict[str, tuple[Callable[[LoadedTask], Proposer], Reference, dict[str, tu
     "cross entropy, odd": (CrossEntropy, loss("mean"), {"logits": (2, 50257), "target": (2,)}),
     "cross entropy": (CrossEntropy, loss("mean"), {"logits": (2, 32000), "target": (2,)}),
     "wide softmax": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (2, 50257)}),
+    "softmax held whole": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (2, 32768)}),
     "gemv": (Gemv, linear_of, {"x": (1, 2048), "weight": (2048, 2048)}),
+    "gemv of many outputs": (Gemv, linear_of, {"x": (1, 2048), "weight": (8192, 2048)}),
 }
 
 
@@ -506,3 +508,35 @@ def test_a_linear_of_one_row_is_right_on_the_device(bias: bool, tmp_path: Path) 
     assert isinstance(got, torch.Tensor)
     (exact,) = linear_of(*(t.double() for t in given.values()))
     torch.testing.assert_close(got.cpu().double(), exact, rtol=2**-7, atol=1e-3)
+
+
+ON_DEVICE: dict[str, tuple[Callable[[LoadedTask], Proposer], Reference, dict[str, tuple[int, ...]]]] = {
+    "softmax, odd": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (300, 50257)}),
+    "softmax held whole": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (300, 32768)}),
+    "log-softmax": (WideSoftmax, lambda x: (x.log_softmax(-1),), {"x": (5, 8193)}),
+    "rows of odd width": (MatmulEpilogue, linear_of, {"x": (1027, 768), "weight": (5003, 768)}),
+    "rows of even width": (MatmulEpilogue, biased_gelu, {"x": (1027, 768), "weight": (3080, 768), "bias": (3080,)}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("case", ON_DEVICE)
+def test_the_first_settings_are_right_on_the_device(case: str, number: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    proposer, reference, shapes = ON_DEVICE[case]
+    scale = 1 if "softmax" in case else 768**-0.25
+    given = {n: (scale * torch.randn(s)).bfloat16() for n, s in shapes.items()}
+    task = loaded(reference, given, ("weight", "bias"))
+    history: list[Attempt] = []
+    for _ in range(number + 1):
+        candidate = proposer(task).propose(task.task, history)
+        assert candidate is not None
+        history.append(attempt(candidate.hash, candidate.proposer, candidate.knobs, 1.0 + len(history)))
+    path = tmp_path / "candidate.py"
+    path.write_text(candidate.source, encoding="utf-8")
+    got = load_function(path, "kernel")(*(t.cuda() for t in given.values()))
+    assert isinstance(got, torch.Tensor)
+    assert got.is_contiguous()
+    (exact,) = reference(*(t.cuda().double() for t in given.values()))
+    torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-2 if "rows" in case else 1e-30)
