@@ -22,6 +22,8 @@ from ..models.record import write_text
 from ..models.spec import LoadOptions, classify
 from ..optimizer.winner import Winner
 from .results import Tail
+from .rewrites.choice import FILE, RewriteChoice
+from .rewrites.plan import SWITCHES
 from .vendor import ROOT, foreign_imports, vendored
 
 NATIVE_LINE = "from hotswap.optimizer.native import"
@@ -44,14 +46,22 @@ class Made:
     way: Literal["graph", "module"] = "graph"
 
 
-def export(folder: Path, winners: Sequence[Winner], made: Made, *, tail: Tail = "eager") -> Path:
+def export(
+    folder: Path,
+    winners: Sequence[Winner],
+    made: Made,
+    *,
+    tail: Tail = "eager",
+    off: Mapping[str, str] | None = None,
+) -> Path:
     """Write the package `folder` (its name is the package's) and return it; an earlier export there is replaced.
 
+    off: the switches of the rewrites that did not pay, each with its reason; None where rewrites were not asked about.
     Raises SpecError where the folder holds something else or a kernel cannot stand alone, ResourceExhausted where the
     disk refuses; nothing is left half written.
     """
     _check_place(folder)
-    files = dict(_files(folder.name, winners, made, tail))
+    files = dict(_files(folder.name, winners, made, tail, off))
     return replace_folder(folder, files)
 
 
@@ -82,14 +92,19 @@ def _check_place(folder: Path) -> None:
         raise SpecError(f"{folder}: exists and is no export of hotswap; choose another folder")
 
 
-def _files(package: str, winners: Sequence[Winner], made: Made, tail: Tail) -> Iterator[tuple[str, str]]:
+def _files(
+    package: str, winners: Sequence[Winner], made: Made, tail: Tail, off: Mapping[str, str] | None
+) -> Iterator[tuple[str, str]]:
     kernels = {_stem(i, w): _alone(w) for i, w in enumerate(winners) if w.choice == "kernel"}
     needs = sorted({"torch"} | {name for text in kernels.values() for name in foreign_imports(text)})
     about, copies = _about(made, tail)
     yield from copies.items()
     yield _MARK, json.dumps(about, indent=1) + "\n"
     yield "__init__.py", _template("patched.py.txt")
-    yield "README.md", _readme(package, winners, made, needs)
+    yield "README.md", _readme(package, winners, made, needs, off)
+    if off is not None:
+        choice = RewriteChoice(dict(off))
+        yield FILE, json.dumps({"schema": choice.SCHEMA, "record": "RewriteChoice", **choice.to_dict()}, indent=1) + "\n"
     yield "_native.py", (ROOT / "optimizer" / "native.py").read_text(encoding="utf-8")
     yield "kernels/__init__.py", '"""The kernels, one file each."""\n'
     for stem, text in kernels.items():
@@ -178,7 +193,9 @@ def _siblings(source: str, folder: Path) -> Iterator[Path]:
                 yield from (p for p in (inner.with_suffix(".py"), inner / "__init__.py") if p.is_file())
 
 
-def _readme(package: str, winners: Sequence[Winner], made: Made, needs: Sequence[str]) -> str:
+def _readme(
+    package: str, winners: Sequence[Winner], made: Made, needs: Sequence[str], off: Mapping[str, str] | None
+) -> str:
     from .. import __version__
 
     kernels = [(number, winner) for number, winner in enumerate(winners) if winner.choice == "kernel"]
@@ -195,6 +212,7 @@ def _readme(package: str, winners: Sequence[Winner], made: Made, needs: Sequence
         needs=", ".join((*needs, *(("g++",) if native else ()), *loading)),
         spec=made.spec or f"a live {made.name}; load() needs a spec, patch(model) does not",
         table="\n".join(rows) or "| none | | |",
+        rewrites="; ".join(title for switch, title in SWITCHES.items() if switch not in (off or {})) or "none",
         version=__version__,
     )
 

@@ -15,6 +15,7 @@ import torch
 
 from hotswap.integrator import vendor
 from hotswap.integrator.export import NATIVE_LINE, Made, export
+from hotswap.integrator.rewrites.plan import SWITCHES
 from hotswap.models import spec as specs
 from hotswap.models.errors import SpecError
 from hotswap.optimizer.winner import Winner
@@ -131,6 +132,56 @@ print("agreed")
         package.parent,
     )
     assert out == "agreed\n"
+
+
+_ATTENTION = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (2, 16)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+def build():
+    return Attention(), (torch.randn(2, 8, 32),)
+"""
+
+
+def test_a_package_of_rewrites_alone_loads_in_a_new_process_and_does_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(_ATTENTION)
+    out = tmp_path / "out" / "patched"
+    export(out, [], Made("Attention", f"{tmp_path / 'net.py'}:build"), off={"rewrite:drop-copies": "within noise"})
+    (tmp_path / "net.py").unlink()
+    said = _run(
+        """
+import torch
+import patched
+model = patched.load()
+(call,) = patched.example_calls()
+with torch.no_grad():
+    fast = model(*call.args)
+    patched.unpatch(model)
+    slow = model(*call.args)
+    put_in = patched.patch(model)
+    again = model(call.args[0][:1])
+torch.testing.assert_close(fast, slow)
+torch.testing.assert_close(again, slow[:1])
+print(*sorted(put_in.rewritten))
+assert not [n for n in sys.modules if n.split(".")[0] == "hotswap" and sys.modules[n] is not None]
+""",
+        out.parent,
+    )
+    assert "rewrite:merge-linears" in said.split()
+    text = (out / "README.md").read_text()
+    assert "0 of 0 hot regions" in text
+    assert SWITCHES["rewrite:merge-linears"] in text
+    assert SWITCHES["rewrite:drop-copies"] not in text
 
 
 def test_two_exports_and_hotswap_itself_live_in_one_process(
