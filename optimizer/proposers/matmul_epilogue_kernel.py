@@ -5,11 +5,13 @@ is a matrix whose rows are eight apart, and its columns begin where all of them 
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, RET505
+# ruff: noqa: N803
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .tile_kernel import _described, _pieces, _place, _processors
 
 # Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache. PARTS:
 # pieces in which a tile is stored. FLAT: the loads of the next tile begin before this one is stored. EACH:
@@ -60,25 +62,6 @@ def _epilogue(acc, e0, e1, e2, e3, row, column, n, inside):
 
 
 @triton.jit
-def _pieces(acc, PIECES: tl.constexpr):
-    """Return the accumulator's columns in one or two pieces of equal width."""
-    if PIECES == 1:
-        return (acc,)
-    else:
-        halves = acc.reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1)
-        return halves.split()
-
-
-@triton.jit
-def _place(tile, down, across, DOWN: tl.constexpr):
-    """Return the row and the column of a tile: DOWN tiles down before one across."""
-    band = tile // (DOWN * across)
-    high = tl.minimum(down - band * DOWN, DOWN)
-    within = tile % (DOWN * across)
-    return band * DOWN + within % high, within // high
-
-
-@triton.jit
 def _tiles(
     x_desc, weight_desc, out_desc, out_ptr, e0, e1, e2, e3, m, n, k, programs,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
@@ -109,8 +92,15 @@ def _tiles(
             column = begin + tl.arange(0, BN // PIECES)
             inside = (row < m)[:, None] & (column < n)[None, :]
             made = _epilogue(parts[part], e0, e1, e2, e3, row, column, n, inside).to(out_ptr.dtype.element_ty)
-            if BULK:
-                out_desc.store([first_row, offset * n + begin], made)
+            start = offset * n + begin
+            if BULK and APART == 1:
+                out_desc.store([first_row, start], made)
+            elif BULK:
+                # The outermost tiles, which have moved inwards, begin off a 16-byte border: no bulk store does that.
+                if start % APART == 0:
+                    out_desc.store([first_row, start], made)
+                else:
+                    tl.store(out_ptr + row.to(tl.int64)[:, None] * n + column[None, :], made, mask=inside)
             else:
                 tl.store(out_ptr + row.to(tl.int64)[:, None] * n + column[None, :], made, mask=inside)
 
@@ -122,8 +112,7 @@ def _linear(x, weight, *extra):
     vec = 16 // OUT.itemsize
     # Behind a row of x lies the next one where they are apart: no step may reach there.
     apart = vec if n % vec and n >= COLUMNS and k and k % DEEP == 0 else 1
-    # The outermost tiles begin off a 16-byte border: a device takes that, Triton's interpreter does not.
-    bulk = x.device.type != "cpu" if apart > 1 else n % vec == 0
+    bulk = apart > 1 or n % vec == 0
     more = -m % apart
     buffer = torch.empty((m + more) * n, dtype=OUT, device=x.device)
     out = buffer[: m * n].view(*x.shape[:-1], n)
@@ -132,7 +121,7 @@ def _linear(x, weight, *extra):
     if k % 8 or k == 0:  # a descriptor's rows start at 16-byte borders
         flat, weight = (torch.nn.functional.pad(t, (0, 8 - k % 8)) for t in (flat, weight))
     flat = torch.nn.functional.pad(flat, (0, 0, 0, more)) if more else flat
-    flat, weight = (t if _described(t) else t.contiguous().clone() for t in (flat, weight))
+    flat, weight = _described(flat), _described(weight)
     flat = flat.contiguous().view(-1, apart * flat.shape[1]) if apart > 1 else flat
     extra = [
         e.contiguous() if along else e.expand(out.shape).contiguous() for e, along in zip(extra, ALONG, strict=True)
@@ -148,13 +137,3 @@ def _linear(x, weight, *extra):
         FLATTEN=FLAT, num_warps=WARPS,
     )  # fmt: skip
     return out
-
-
-def _described(t):
-    return t.stride(1) == 1 and t.stride(0) * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0
-
-
-def _processors(device):
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
