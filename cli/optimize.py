@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..models.errors import RecordError
+from ..models.errors import Interrupted, RecordError
 from .console import note, print_json, progress, results
 from .options import SEARCH_SETTINGS, examples, json_option, resolved, settings_options
 from .places import find_run
@@ -62,7 +62,11 @@ def search_alone(folder: Path, flags: dict[str, Any]) -> Winner:
     from ..integrator.search_tasks import search_task
 
     with progress() as bars:
-        return search_task(folder, resolved(flags), bars)
+        try:
+            return search_task(folder, resolved(flags), bars)
+        except KeyboardInterrupt:
+            again = f"`hotswap optimize {folder}` goes on from what was tried"
+            raise Interrupted(f"interrupted; {again}") from None
 
 
 def search_run(folder: Path, flags: dict[str, Any]) -> Sequence[Winner]:

@@ -103,8 +103,8 @@ def _files(
     yield "__init__.py", _template("patched.py.txt")
     yield "README.md", _readme(package, winners, made, needs, off)
     if off is not None:
-        choice = RewriteChoice(dict(off))
-        yield FILE, json.dumps({"schema": choice.SCHEMA, "record": "RewriteChoice", **choice.to_dict()}, indent=1) + "\n"
+        choice = {"schema": RewriteChoice.SCHEMA, "record": "RewriteChoice", "off": dict(off)}
+        yield FILE, json.dumps(choice, indent=1) + "\n"
     yield "_native.py", (ROOT / "optimizer" / "native.py").read_text(encoding="utf-8")
     yield "kernels/__init__.py", '"""The kernels, one file each."""\n'
     for stem, text in kernels.items():
