@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -125,6 +126,25 @@ def refill(room: Tensor, fresh: Tensor, scaled: str | None, by: float) -> None:
     rest = values.numel() - first
     torch.mul(values[first:], by, out=out[:rest])
     torch.mul(values[:first], by, out=out[rest:])
+
+
+@dataclass(frozen=True)
+class Reweighting:
+    """Other weights, in part: the `share` of each tensor's values that begins at `start` (0 to 1), times `by`."""
+
+    by: float
+    start: float
+    share: float
+
+
+def reweigh(room: Tensor, fresh: Tensor, dtype: str | None, change: Reweighting | None) -> None:
+    """Copy a weight's bytes and change them; `dtype` is that of its values, None where they are no plain numbers."""
+    room.copy_(fresh)
+    if change is not None and dtype is not None:
+        values = room.view(DTYPES[dtype])
+        many = max(1, int(change.share * values.numel()))
+        first = int(change.start * (values.numel() - many))
+        values[first : first + many].mul_(change.by)
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:

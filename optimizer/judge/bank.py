@@ -18,12 +18,14 @@ from .acceptance import PERTURBATIONS, trivial_answer
 from .oracle import Oracle
 from .shapes import Variant, elements, ground, neighbours, recorded, shrunk
 from .target import Target, targets
-from .values import FAMILIES, continuous, draw
+from .values import BY_TURNS, FAMILIES, continuous, draw
 
 logger = logging.getLogger(__name__)
 
 # Elements of one input set up to which value families are tried at the recorded shape; beyond, sizes shrink.
 _LARGE = 1 << 17
+# Elements of one input set up to which all families by turns are tried at the recorded shape itself.
+_MIXED = 1 << 23
 # The same for the samples that are fresh in every value, which hold inputs, oracle and bound three times.
 _FRESH = 1 << 24
 
@@ -70,6 +72,8 @@ class Bank:
         self.neighbours: list[Sample] = [s for s in near if s is not None]
         self.families = self._families()
         self.fresh = self._fresh(cases[0])
+        self.mixed = [self._mixed(s) for s in self.recorded]
+        """Hard values at each recorded shape, its own weights with them; None where that takes much memory."""
         self.notes += self._ignored(*self._prove())
 
     @property
@@ -83,7 +87,7 @@ class Bank:
     @property
     def all(self) -> list[Sample]:
         """Every input set, in the order in which stages use them."""
-        return [*self.recorded, *self.neighbours, *self.families, *self.fresh]
+        return [*self.recorded, *self.neighbours, *self.families, *self.fresh, *(s for s in self.mixed if s)]
 
     def targets(self, variant: Variant, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
         """Return what must come out for these inputs; the graph is traced once for each set of shapes and layouts."""
@@ -130,10 +134,19 @@ class Bank:
         made = [self._sample(f"{variant.name}, fresh", variant, inputs) for inputs in (one, mixed, other)]
         return [s for s in made if s is not None]
 
-    def _accepts(self, specs: tuple[TensorSpec, ...]) -> bool:
-        return self._takes(draw(specs, self.captured[0], "random", self.generator, self._weights))
+    def _mixed(self, sample: Sample) -> Sample | None:
+        """Return values of every family at a recorded shape: kernels may take another way at large shapes."""
+        if elements(sample.variant.specs) > _MIXED:
+            return None
+        is_weight = [s.role == "weight" for s in sample.variant.specs]
+        inputs = arena.with_weights(self.draw(sample.variant, BY_TURNS), sample.inputs, is_weight)
+        return self._sample(f"{sample.variant.name}, {BY_TURNS}", sample.variant, inputs)
 
-    def _takes(self, inputs: Sequence[Tensor]) -> bool:
+    def _accepts(self, specs: tuple[TensorSpec, ...]) -> bool:
+        return self.takes(draw(specs, self.captured[0], "random", self.generator, self._weights))
+
+    def takes(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the reference raises nothing on these inputs."""
         try:
             with torch.no_grad():
                 self.loaded.reference(*inputs)
@@ -194,7 +207,7 @@ class Bank:
     def _perturbed(self, name: str, variant: Variant, family: str) -> Sample | None:
         inputs = draw(variant.specs, None, family, self.generator, self._weights)
         # An index out of range is an error on a CPU, but ends every later call on a GPU: it is tried there first.
-        if self.task.device != "cpu" and not self._takes([t.cpu() for t in inputs]):
+        if self.task.device != "cpu" and not self.takes([t.cpu() for t in inputs]):
             self.refused.append(f"{name}: not taken on the CPU")
             return None
         return self._sample(name, variant, inputs)
@@ -210,7 +223,7 @@ class Bank:
                 continue
             other = draw(specs[number : number + 1], before and before[number : number + 1], "random", self.generator)
             mixed = [*one[:number], *other, *one[number + 1 :]]
-            if self._takes(one) and self._takes(mixed) and _same(self.loaded.reference, one, mixed):
+            if self.takes(one) and self.takes(mixed) and _same(self.loaded.reference, one, mixed):
                 found.append(f"the output is the same whatever {name} holds")
         return found
 

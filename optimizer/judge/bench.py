@@ -43,7 +43,7 @@ class Bench:
         wire.send(self.sock, {"ok": True, "threads": torch.get_num_threads()})
         while True:
             try:
-                order, fds = wire.receive(self.sock)
+                order, fds = wire.receive(self.sock, most_fds=wire.FDS)
             except wire.GoneError:
                 return
             try:

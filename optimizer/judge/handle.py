@@ -11,7 +11,8 @@ import struct
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +22,14 @@ from torch import Tensor
 
 from . import wire
 from .arena import Arena
-from .isolation import Tier, alive_below, kill_below
+from .isolation import Tier, kill_below, started_by
 from .memory import DeviceMemoryError, Foreign, Segment, new_arena
 
 STARTED_S = 60.0
 """Seconds a process of ours may take to start on a busy machine."""
+_STOPPED_S = 5.0
+# A thread is told to be stopped a moment before it leaves its core.
+_STILL_NS = 50_000
 
 
 class WorkerError(Exception):
@@ -41,6 +45,7 @@ class Parent(Protocol):
 
     memory_bytes: int
     device: str
+    threads: int
 
     def next_id(self) -> int: ...
     def fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> int: ...
@@ -54,7 +59,9 @@ class Worker:
     ) -> None:
         self.environment = environment
         self.device = hall.device
+        self.threads = hall.threads
         self._foreign = Foreign()
+        self._stopped_ns: int | None = None
         self.pid: int | None = None
         self.inbox: Arena | None = None
         self.outbox: Arena | None = None
@@ -103,12 +110,32 @@ class Worker:
 
     def ask(self, do: str, *, seconds: float, fds: tuple[int, ...] = (), **order: Any) -> dict[str, Any]:
         """Return the worker's answer; raise KernelRaisedError or, when none can come, WorkerError."""
+        return self.answer(self.order(do, seconds=seconds, fds=fds, **order), seconds)
+
+    def order(self, do: str, *, seconds: float, fds: tuple[int, ...] = (), **order: Any) -> int:
+        """Send an order without waiting; return the number that its answer must bear."""
         self.ready()
         number = secrets.randbits(48)
-        try:
+        with self._ending_on_failure(seconds):
             self._sock.settimeout(seconds)
             wire.send(self._sock, {"do": do, "id": number, **order}, fds)
+        return number
+
+    def answer(self, number: int, seconds: float) -> dict[str, Any]:
+        """Return the answer to the order of this number; raise as `ask` does."""
+        with self._ending_on_failure(seconds):
             answer, _ = wire.receive(self._sock, seconds)
+        if not answers(answer, number):
+            self.end()
+            raise WorkerError("wrote to the control channel: an answer to no question")
+        if answer.get("ok") is not True:
+            raise KernelRaisedError(_printable(str(answer.get("error"))[:800]))
+        return answer
+
+    @contextmanager
+    def _ending_on_failure(self, seconds: float) -> Iterator[None]:
+        try:
+            yield
         except wire.LateError:
             self.end()
             raise WorkerError(f"no answer within {seconds:g} s, killed") from None
@@ -119,12 +146,6 @@ class Worker:
         except wire.GarbledError as error:
             self.end()
             raise WorkerError(f"wrote to the control channel: {error}") from None
-        if answer.get("id") != number:
-            self.end()
-            raise WorkerError("wrote to the control channel: an answer to no question")
-        if answer.get("ok") is not True:
-            raise KernelRaisedError(str(answer.get("error"))[:800])
-        return answer
 
     def arenas(self, in_bytes: int, out_bytes: int) -> tuple[Arena, Arena]:
         """Return this worker's shared input and output memory, at least this large."""
@@ -136,19 +157,35 @@ class Worker:
         return self.inbox, self.outbox
 
     def stop(self) -> None:
-        """Freeze every thread of the worker."""
-        if self.pid is None:
+        """Freeze every thread of the worker, if it is not; raise WorkerError where one goes on."""
+        if self.pid is None or self._stopped_ns is not None:
             return
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and not _all_stopped(self.pid):
+        deadline = time.monotonic() + _STOPPED_S
+        while not _all_stopped(self.pid):
+            if time.monotonic() > deadline:
+                raise WorkerError("a thread of it cannot be stopped")
             time.sleep(0.0001)
+        self._stopped_ns = self.cpu_ns()
 
     def go_on(self) -> None:
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
+        """Let a stopped worker run; raise WorkerError where it ran meanwhile, woken by a timer of its own say."""
+        if self.pid is None or self._stopped_ns is None:
+            return
+        ran_ns, self._stopped_ns = self.cpu_ns() - self._stopped_ns, None
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        if ran_ns > _STILL_NS:
+            raise WorkerError(f"ran for {ran_ns / 1e3:.0f} us while it was stopped")
+
+    def cpu_ns(self) -> int:
+        """Return what all threads of the worker have used of the CPU so far, by the kernel; 0 once it ended."""
+        try:
+            # The clock of another process: its id, inverted, above three bits that ask for the scheduler's count.
+            return time.clock_gettime_ns((~(self.pid or 0) << 3) | 2)
+        except OSError:
+            return 0
 
     def read(self, address: int, nbytes: int) -> Tensor:
         """Return bytes of the worker's memory on its device; raise WorkerError where there is none."""
@@ -174,17 +211,18 @@ class Worker:
         """Learn where the last sprint's outputs lie on the device, before its memory is read; nothing on a CPU."""
         if self.device == "cpu":
             return
+        self.go_on()
         rows = self.ask("segments", seconds=20.0).get("segments")
         try:
             self._foreign.learn([Segment(int(r["base"]), int(r["nbytes"]), str(r["handle"])) for r in rows or ()])
-        except (DeviceMemoryError, TypeError, KeyError, ValueError) as error:
+        except (DeviceMemoryError, TypeError, KeyError, ValueError, OverflowError) as error:
             raise WorkerError(f"the memory of its outputs cannot be opened ({error})") from error
 
     def others(self) -> int:
         """Return how many processes the worker has started, or left behind, that still run."""
         # Below the keeper stand the first process of the namespaces, the worker, and what the worker started.
         keeper = self._keeper
-        return max(len(alive_below(keeper)) - 2, 0) if keeper else 0
+        return max(len(started_by(keeper)) - 2, 0) if keeper else 0
 
     def end(self) -> None:
         """Kill the worker and all it started; safe to call twice, from two threads too."""
@@ -232,6 +270,16 @@ class Worker:
                 return f"killed by {_signal_name(int(rest))}"
             return f"exited with status {rest}" if kind == "exit" else rest or None
         return None
+
+
+def answers(answer: dict[str, Any], number: int) -> bool:
+    """Whether an answer is to the order of this number, which nobody knew before it was sent."""
+    return answer.get("id") == number
+
+
+def _printable(text: str) -> str:
+    """Return a candidate's words without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def _all_stopped(pid: int) -> bool:

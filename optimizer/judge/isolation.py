@@ -8,6 +8,7 @@ and processes. Linux only.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import resource
 import signal
@@ -28,6 +29,7 @@ _BIND, _REC, _PRIVATE, _NOSUID, _NODEV = 4096, 16384, 1 << 18, 2, 4
 _PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR, _ATTR_RDONLY = -100, 0x8000, 442, 1
 SCRATCH_BYTES = 512 << 20
+_SCRATCH_FILES = 1 << 16
 _ENDED_S = 3.0
 
 
@@ -216,6 +218,36 @@ def alive_below(ancestor: int) -> list[int]:
     return sorted(found - dead)
 
 
+def started_by(ancestor: int) -> list[int]:
+    """Return the processes below this one that are alive, by the kernel's lists of children: quicker than a scan."""
+    if not _lists_children():
+        return alive_below(ancestor)
+    found: list[int] = []
+    fresh = [ancestor]
+    while fresh := [child for pid in fresh for child in _children(pid)]:
+        found += fresh
+    return sorted(pid for pid in set(found) if _is_alive(pid))
+
+
+@functools.cache
+def _lists_children() -> bool:
+    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            found += map(int, Path(thread.path, "children").read_text().split())
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
 def kill_below(ancestor: int) -> None:
     """Kill all that a process has started, whatever session it moved to; gives up after a few seconds."""
     if ancestor <= 1:
@@ -250,7 +282,7 @@ def _cover(folder: str, confines: Confines) -> None:
     if folder in confines.needed:
         return
     handles = [(name, os.open(name, os.O_PATH | os.O_DIRECTORY)) for name in kept]
-    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"mode=0755,size={SCRATCH_BYTES}")
+    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"mode=0755,size={SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}")
     for name, handle in handles:
         Path(name).mkdir(parents=True, exist_ok=True)
         _mount(f"/proc/self/fd/{handle}", name, None, _BIND | _REC)

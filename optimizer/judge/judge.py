@@ -24,8 +24,9 @@ from ..candidate import read_source
 from ..verdict import Interval, Race, StageResult, Verdict
 from .bank import Bank
 from .hall import Hall, WorkerError
+from .lane import Lane
 from .pool import Pool, cache_state, make_pool, pool_bytes_on
-from .race import Lane, as_race, run, weighted_speedup
+from .race import as_race, run, weighted_speedup
 from .rivals import Rivals
 from .stages import STAGES
 from .timed_outputs import TimedOutputError
@@ -164,7 +165,8 @@ class Judge:
         return seen | ({"not captured": self._uncapturable} if self._uncapturable else {})
 
     def _raced(self, trial: Trial, rounds: int, block_s: float, *, screening: bool = False) -> tuple[Race, ...]:
-        lanes = [Lane("candidate", trial.worker, [], self._patience.call_s), *self._rivals.lanes(self._patience.call_s)]
+        call_s = self._patience.call_s
+        lanes = [Lane("candidate", trial.worker, [], call_s, packed=trial.has_prepare), *self._rivals.lanes(call_s)]
         try:
             return self._race(lanes, "candidate", rounds, block_s, trial, screening=screening)
         except TimedOutputError as error:
@@ -264,5 +266,8 @@ def _cache_bytes(device: str) -> int:
 
 
 def _hidden(folder: Path) -> tuple[str, ...]:
-    """Return what a candidate must not see: the whole run where the task is part of one, else the task."""
-    return (str(folder.parent.parent),) if folder.parent.name == "tasks" else (str(folder),)
+    """Return what a candidate must not see: the whole run where the task is part of one, else the task; the cache.
+
+    Winners of other runs and the rivals' compiled code lie in the cache.
+    """
+    return str(folder.parent.parent if folder.parent.name == "tasks" else folder), str(cache_dir().resolve())

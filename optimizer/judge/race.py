@@ -1,8 +1,8 @@
 """Time a candidate and its rivals: sprints over pools of input sets, bracketed from outside, interleaved in blocks.
 
 A sprint calls the kernel once on each input set and keeps every output. Before it the judge fills the sets with new
-contents behind their old pointers while the worker is stopped, so nothing can be computed ahead; after it the judge may
-stop the worker again and read any output from its memory, so nothing can be left out or put off. What an empty sprint
+contents behind their old pointers while the worker is stopped, so nothing can be computed ahead; after it the worker is
+stopped again and any output may be read from its memory, so nothing can be left out or put off. What an empty sprint
 takes in a trusted worker is taken off. (A slope between sprints of two lengths would do the same, but a candidate that
 idles in the short ones makes it as flat as it likes.)
 """
@@ -14,15 +14,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..timing import ratio_interval, weighted_rounds
 from ..verdict import Arm, Interval, Race
-from . import arena
 from .bank import Bank
-from .hall import Worker
-from .memory import new_arena, settled
+from .lane import LEAST_CALLS, Lane
 from .pool import Pool
+from .surprise import surprise
 from .timed_outputs import check_sprint
 
 TIMER = "host wall from outside; sprint less an empty sprint, over its calls; lower quartile of a block's sprints"
@@ -30,104 +29,16 @@ DEVICE_TIMER = f"a CUDA graph of all calls of a sprint, replayed: {TIMER}"
 # Outputs of so many sprints are looked at: a kernel that skips work in enough sprints to move the quartile is caught.
 _CHECK_SHARE = 0.25
 _LEAST_CHECK_S = 1.0
-# Threads that filled the sets may still spin; a device has none.
-_SETTLE_S = 0.004
-_SPOILED = 0xA5
 _EMPTY_SPRINTS = 5
 _WARM_SPRINTS = 6
 _LEAST_SPRINTS = 6
 # Another guest of the host slows a sprint by 2 to 5 times, in bursts of seconds, and nothing makes one faster: on a
 # machine where the median of two identical kernels differed by 2x, their lower quartiles differed by 5%.
 _QUARTILE = 0.25
-_LEAST_CALLS = 3
 # So many times slower than a rival, and by so much, no noise makes a kernel: 384 calls of 10 ms would cost a minute.
 _HOPELESS = 4.0
 _LEAST_LOSS_S = 300e-6
 _LEAST_US = 1e-3
-
-
-@dataclass
-class Lane:
-    """One arm. strides: of the candidate's outputs, None for a rival, whose outputs are trusted and not looked at.
-
-    sprint_s, check_s: seconds that sprints have taken so far, fills included, and checks of their outputs.
-    uncapturable: why its calls could not be replayed from a CUDA graph, empty where they were or on a CPU.
-    """
-
-    name: str
-    worker: Worker
-    strides: list[tuple[int, ...]] | None
-    call_s: float
-    samples: list[float] = field(default_factory=list)
-    contents: list[tuple[int, float]] = field(default_factory=list)
-    uncapturable: str = ""
-    sprint_s: float = 0.0
-    check_s: float = 0.0
-    room: arena.Arena | None = None
-    table: arena.Arena | None = None
-
-    def enter(self, pool: Pool) -> None:
-        """Have the worker lay out a pool's sets."""
-        entries = pool.sets * len(pool.sample.targets) * 8
-        self.leave()
-        self.room = new_arena(self.worker.device, pool.stride * pool.sets)
-        self.table = arena.Arena.new(entries)
-        for (at, nbytes), fixed, raw in zip(pool.layout["storages"], pool.fixed, pool.raw(0), strict=True):
-            if fixed:
-                self.room.bytes_at(at, nbytes).copy_(raw)
-        self.worker.ask(
-            "pool", seconds=60.0, fds=(self.room.fd, self.table.fd), bytes=self.room.nbytes, table_bytes=entries,
-            storages=pool.layout["storages"], tensors=pool.layout["tensors"], fixed=pool.fixed,
-            sets=pool.sets, stride=pool.stride,
-        )  # fmt: skip
-        self.samples = []
-
-    def leave(self) -> None:
-        """Give the memory of the last pool back."""
-        for memory in (self.room, self.table):
-            if memory is not None:
-                memory.close()
-        self.room = self.table = None
-
-    def sprint(self, pool: Pool, count: int, source: random.Random) -> float:
-        """Fill the sets while the worker is stopped; return the seconds of `count` calls on them, seen from here."""
-        self.worker.ask("drop", seconds=60.0)
-        self.worker.stop()
-        try:
-            self._fill(pool, count, source)
-            settled(self.worker.device)
-            if self.worker.device == "cpu":
-                time.sleep(_SETTLE_S)
-        finally:
-            before = time.perf_counter()
-            self.worker.go_on()
-        answer = self.worker.ask("sprint", seconds=self.call_s * max(count, 1), count=count)
-        took = time.perf_counter() - before
-        self.uncapturable = str(answer.get("uncapturable") or "")[:200]
-        return took
-
-    def spoil(self, pool: Pool) -> None:
-        """Overwrite what the last sprint read, so that nothing left undone in it can be done now. Devices only.
-
-        A CPU worker is stopped instead; the outputs of a device are found by asking, while it runs.
-        """
-        if self.worker.device == "cpu" or any(pool.sample.is_view) or self.room is None:
-            return
-        for number in range(len(self.contents)):
-            for (at, nbytes), fixed in zip(pool.layout["storages"], pool.fixed, strict=True):
-                if not fixed:
-                    self.room.bytes_at(at + number * pool.stride, nbytes).fill_(_SPOILED)
-        settled(self.worker.device)
-
-    def _fill(self, pool: Pool, count: int, source: random.Random) -> None:
-        assert self.room is not None
-        self.contents = [(source.randrange(len(pool.sources)), source.uniform(0.7, 1.4)) for _ in range(count)]
-        raws = [pool.raw(number) for number in range(len(pool.sources))]
-        for number, (which, by) in enumerate(self.contents):
-            for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
-                if not pool.fixed[storage]:
-                    room = self.room.bytes_at(at + number * pool.stride, nbytes)
-                    arena.refill(room, raws[which][storage], pool.scaled[storage], by)
 
 
 @dataclass(frozen=True)
@@ -142,12 +53,12 @@ class Sprints:
 
 def pace(trusted: Lane, pool: Pool, block_s: float, source: random.Random) -> Sprints:
     """Return sprints of which a block holds about six, paced by a trusted lane; slow kernels use fewer sets."""
-    empty_s = statistics.median(trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS))
+    empty_s = _quiet([trusted.sprint(pool, 0, source) for _ in range(_EMPTY_SPRINTS)])
     # On a device a launch takes longer than three short kernels.
-    few = _LEAST_CALLS if trusted.worker.device == "cpu" else pool.sets
+    few = LEAST_CALLS if trusted.worker.device == "cpu" else pool.sets
     trusted.sprint(pool, few, source)
     call_s = max(trusted.sprint(pool, few, source) - empty_s, 1e-6) / few
-    return Sprints(pool, min(pool.sets, max(_LEAST_CALLS, int(block_s / _LEAST_SPRINTS / call_s))), empty_s, block_s)
+    return Sprints(pool, min(pool.sets, max(LEAST_CALLS, int(block_s / _LEAST_SPRINTS / call_s))), empty_s, block_s)
 
 
 def block(lane: Lane, sprints: Sprints, source: random.Random, check: Callable[[Lane], None]) -> float:
@@ -164,19 +75,23 @@ def block(lane: Lane, sprints: Sprints, source: random.Random, check: Callable[[
             before = time.perf_counter()
             check(lane)
             lane.check_s += time.perf_counter() - before
-    quiet = sorted(times)[int(_QUARTILE * len(times))]
-    return max((quiet - sprints.empty_s) / sprints.calls * 1e6, _LEAST_US)
+    return max((_quiet(times) - sprints.empty_s) / sprints.calls * 1e6, _LEAST_US)
+
+
+def _quiet(times: Sequence[float]) -> float:
+    """Return the lower quartile."""
+    return sorted(times)[int(_QUARTILE * len(times))]
 
 
 def is_hopeless(lane: Lane, trusted: Lane, sprints: Sprints, source: random.Random) -> bool:
     """Whether a few calls show a candidate to be so much slower than a rival that more of them would show nothing."""
 
     def call_s(side: Lane) -> float:
-        return min(side.sprint(sprints.pool, _LEAST_CALLS, source) - sprints.empty_s for _ in range(2)) / _LEAST_CALLS
+        return min(side.sprint(sprints.pool, LEAST_CALLS, source) - sprints.empty_s for _ in range(2)) / LEAST_CALLS
 
     call_s(lane)
     mine, theirs = call_s(lane), max(call_s(trusted), 0.0)
-    return mine > _HOPELESS * theirs and (mine - theirs) * _LEAST_CALLS > 2 * sprints.empty_s + _LEAST_LOSS_S
+    return mine > _HOPELESS * theirs and (mine - theirs) * LEAST_CALLS > 2 * sprints.empty_s + _LEAST_LOSS_S
 
 
 def run(
@@ -195,26 +110,30 @@ def run(
     """  # fmt: skip
 
     def check(lane: Lane) -> None:
-        assert lane.table is not None
-        assert lane.strides is not None
-        lane.spoil(pool)
-        check_sprint(lane.worker, lane.table, lane.strides, pool, lane.contents, bank, source)
+        check_sprint(lane, pool, bank, source)
 
+    for lane in lanes:
+        lane.worker.stop()
     trusted = next(lane for lane in lanes if lane.strides is None)
     sprints = pace(trusted, pool, block_s, source)
     candidates = [lane for lane in lanes if lane.strides is not None] if trusted.worker.device == "cpu" else []
     hopeless = cut_short and any(is_hopeless(lane, trusted, sprints, source) for lane in candidates)
     if hopeless:
-        sprints = replace(sprints, calls=_LEAST_CALLS, block_s=0.0)
+        sprints = replace(sprints, calls=LEAST_CALLS, block_s=0.0)
     for lane in lanes:
         for _ in range(1 if hopeless else _WARM_SPRINTS):
             lane.sprint(pool, sprints.calls, source)
     for number in range(rounds):
         for lane in lanes if number % 2 == 0 else reversed(lanes):
             lane.samples.append(block(lane, sprints, source, check))
+            if lane.strides is not None and not hopeless:
+                surprise(lane, pool, bank, sprints.calls, source)
     for lane in lanes:
         if lane.strides is not None:
+            lane.sprint(pool, sprints.calls, source)
             check(lane)  # the very last calls: a kernel may change its mind after any number
+        lane.worker.go_on()
+        lane.refuse_threads()
     return hopeless
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import arena
 from .hall import Hall, Worker, WorkerError
-from .race import Lane
+from .lane import Lane
 
 _COMPILE_S = 300.0
 # A rival's first outputs are looked at by nobody: the worker leaves out what does not fit.

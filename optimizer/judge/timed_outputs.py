@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from . import arena
 from .bank import Bank
 from .hall import Worker, WorkerError
-from .pool import Pool, contents
+from .lane import Lane
+from .pool import HARD, Pool, contents
 from .target import misfit
 
 _CALLS_LOOKED_AT = 2
@@ -21,46 +21,53 @@ class TimedOutputError(Exception):
     """An output of a timed call was not what it must be; the message says where."""
 
 
-def check_sprint(
-    worker: Worker,
-    table: arena.Arena,
-    strides: Sequence[Sequence[int]],
-    pool: Pool,
-    filled: Sequence[tuple[int, float]],
-    bank: Bank,
-    source: random.Random,
-) -> None:
+def check_sprint(lane: Lane, pool: Pool, bank: Bank, source: random.Random, more: Iterable[int] = ()) -> None:
     """Raise TimedOutputError unless every call of the last sprint has outputs of its own and random ones are right.
 
-    strides: of the outputs, as they were while untimed. filled: what the sets were filled with.
+    more: calls whose outputs are looked at besides.
     """
-    chosen = source.sample(range(len(filled)), min(_CALLS_LOOKED_AT, len(filled)))
-    targets = pool.sample.targets
+    chosen = [*more, *source.sample(range(len(lane.contents)), min(_CALLS_LOOKED_AT, len(lane.contents)))]
+    lane.spoil(pool)
     try:
-        worker.locate_outputs()
+        lane.worker.locate_outputs()
+        lane.worker.stop()
     except WorkerError as error:
         raise TimedOutputError(str(error)) from error
-    worker.stop()
-    try:
-        pointers = table.bytes_at(0, len(filled) * len(targets) * 8).view(torch.int64).view(len(filled), -1).clone()
-        got = [
-            [_read(worker, int(p), t.reference, s) for p, t, s in zip(pointers[entry], targets, strides, strict=True)]
-            for entry in chosen
-        ]
-        others = worker.others()
-    except WorkerError as error:
-        raise TimedOutputError(str(error)) from error
-    finally:
-        worker.go_on()
-    if others:
-        raise TimedOutputError(f"{others} other process(es) of the candidate run beside a timed call")
-    for number, (target, view) in enumerate(zip(targets, pool.sample.is_view, strict=True)):
-        if target.reference.numel() and not view and len(set(pointers[:, number].tolist())) < len(filled):
+    got = outputs(lane, pool, chosen)
+    rows = lane.pointers(pool)
+    for number, (target, view) in enumerate(zip(pool.sample.targets, pool.sample.is_view, strict=True)):
+        if target.reference.numel() and not view and len(set(rows[:, number].tolist())) < len(rows):
             raise TimedOutputError(f"output {number} of several timed calls lies at one address: a static buffer")
-    for entry, outputs in zip(chosen, got, strict=True):
-        problem = misfit(outputs, bank.timed_targets(pool.sample, contents(pool, *filled[entry])))
-        if problem:
-            raise TimedOutputError(f"an output of a timed call is {problem}")
+    for entry, found in zip(chosen, got, strict=True):
+        refuse_wrong(lane, pool, bank, entry, found)
+
+
+def outputs(lane: Lane, pool: Pool, entries: Sequence[int]) -> list[list[Tensor]]:
+    """Return copies of the outputs of some calls of a stopped worker, from where it says that they lie."""
+    assert lane.strides is not None
+    rows = lane.pointers(pool).clone()
+    try:
+        return [
+            [
+                _read(lane.worker, int(p), t.reference, s)
+                for p, t, s in zip(rows[entry], pool.sample.targets, lane.strides, strict=True)
+            ]
+            for entry in entries
+        ]
+    except WorkerError as error:
+        raise TimedOutputError(str(error)) from error
+
+
+def refuse_wrong(lane: Lane, pool: Pool, bank: Bank, entry: int, found: Sequence[Tensor], what: str = "") -> None:
+    """Raise TimedOutputError where the outputs of one call are not right for what its set was filled with."""
+    which, by = lane.contents[entry]
+    if which == HARD and lane.hard is not None:
+        wanted = lane.hard.targets
+    else:
+        wanted = bank.timed_targets(pool.sample, contents(pool, which, by, lane.change))
+    problem = misfit(found, wanted)
+    if problem:
+        raise TimedOutputError(f"an output of a timed call is {problem}{what}")
 
 
 def _read(worker: Worker, pointer: int, like: Tensor, stride: Sequence[int]) -> Tensor:

@@ -92,7 +92,7 @@ def _values(spec: TensorSpec, captured: Tensor | None, family: str, length: int,
         # Weights still at their initial ones and zeros would hide a kernel that leaves them out.
         spread = std if std > 1e-3 * abs(mean) else 0.2 * (abs(mean) or 1.0)
         return torch.randn(length, generator=generator).mul_(spread).add_(mean)
-    values = FAMILIES[family](spec, length, generator)
+    values = (_by_turns if family == BY_TURNS else FAMILIES[family])(spec, length, generator)
     if (spec.low or 0.0) >= 0 and spec.high is not None and spec.high > 0:
         values = values.abs()  # never seen negative: a root or a logarithm may follow
     most = float(torch.finfo(dtype).max) / 64
@@ -170,6 +170,15 @@ def _constant(spec: TensorSpec, length: int, generator: torch.Generator) -> Tens
     return _random(spec, length // row + 1, generator).repeat_interleave(row)[:length]
 
 
+def _by_turns(spec: TensorSpec, length: int, generator: torch.Generator) -> Tensor:
+    """Some rows of every family, one after another; of fewer rows than families, pieces of rows."""
+    row = max(spec.shape[-1], 1) if spec.shape else 1
+    many = len(FAMILIES)
+    each = -(-length // many) if length < many * row else -(-length // (many * row)) * row
+    return torch.cat([fill(spec, each, generator).to(torch.float64) for fill in FAMILIES.values()])[:length]
+
+
+BY_TURNS = "every family by turns"
 FAMILIES: dict[str, Fill] = {
     "random": _random,
     "heavy tails": _heavy,

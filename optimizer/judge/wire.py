@@ -13,6 +13,8 @@ import time
 from typing import Any
 
 _HEADER = struct.Struct("<I")
+FDS = 2
+"""Descriptors that come with an order, at most."""
 LONGEST = 1 << 20
 """Bytes of the longest frame; a verdict needs some hundred, a pool's layout some ten thousand."""
 
@@ -46,10 +48,13 @@ def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()
         raise GoneError from error
 
 
-def receive(sock: socket.socket, seconds: float | None = None) -> tuple[dict[str, Any], list[int]]:
-    """Return the next frame and the descriptors that came with it; raise GoneError, GarbledError or LateError."""
+def receive(sock: socket.socket, seconds: float | None = None, most_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
+    """Return the next frame and the descriptors that came with it; raise GoneError, GarbledError or LateError.
+
+    most_fds: none is taken where none is wanted, or an untrusted peer could fill this process's table with them.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
-    head, fds = _exactly(sock, _HEADER.size, deadline, most_fds=8)
+    head, fds = _exactly(sock, _HEADER.size, deadline, most_fds)
     (length,) = _HEADER.unpack(head)
     if length > LONGEST:
         raise GarbledError(f"a frame of {length} bytes, at most {LONGEST} expected")

@@ -26,7 +26,7 @@ def main() -> None:
     isolation.die_with_parent()
     while True:
         try:
-            order, fds = wire.receive(orders)
+            order, fds = wire.receive(orders, most_fds=wire.FDS)
         except wire.GoneError:
             return
         pid = os.fork()

@@ -10,7 +10,7 @@ from ..trial import Trial
 def numerics(trial: Trial) -> dict[str, str]:
     """Reject what is farther from the oracle than the bound at any value of any family; keep the closest call."""
     evidence: dict[str, str] = {}
-    for sample in trial.bank.families:
+    for sample in [*trial.bank.families, *(s for s in trial.bank.mixed if s)]:
         if not trial.allows(sample):
             continue
         outputs = trial.check(sample)
