@@ -14,15 +14,25 @@ from .own_attempts import REJECTIONS_ALLOWED, own_attempts
 def rendered(file: str, constants: Mapping[str, str], wrapper: str) -> str:
     """Return the text of kernel file `file` with the lines `NAME = ...` set to `constants`, and `wrapper` at its end.
 
-    Raise KeyError for a constant the file does not have exactly once: it would silently stay as it was.
+    What it imports from a kernel file beside it comes as that file's text: a candidate stands alone. Raise KeyError for
+    a constant the file does not have exactly once: it would silently stay as it was.
     """
-    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
-    text = re.sub(r"(?m)^# (mypy|ruff): .*\n", "", text)  # for this folder's checkers
+    text = _text(file)
     for name, value in constants.items():
         text, count = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, text)  # type: ignore[misc]
         if count != 1:
             raise KeyError(f"{file}: {count} lines set {name}, expected one")
     return f"{text}\n\n{wrapper.strip()}\n"
+
+
+def _text(file: str) -> str:
+    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^# (mypy|ruff): .*\n", "", text)  # for this folder's checkers
+    return re.sub(r"(?m)^from \.(\w+) import .*\n", lambda found: _without_docstring(_text(f"{found[1]}.py")), text)
+
+
+def _without_docstring(text: str) -> str:
+    return text.split('"""', 2)[2].lstrip()
 
 
 def next_candidate(

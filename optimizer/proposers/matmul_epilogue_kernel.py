@@ -1,7 +1,8 @@
-"""A linear with what follows it done on the accumulator: a persistent grid of tiles, all by tensor descriptors.
+"""A linear with what follows it done on the accumulator: a persistent grid of tiles, inputs by tensor descriptors.
 
 Rows of an odd width start at borders that differ from row to row, but rows eight apart start alike. A tile of such rows
-is a matrix whose rows are eight apart, and its columns begin where all of them have a border of 16 bytes.
+is a matrix whose rows are eight apart; it holds what lies between the 16-byte borders of its rows, and is stored in
+whole vectors. What lies outside them, at most seven values at either end of a row, is the work of a small kernel.
 """
 
 # mypy: ignore-errors
@@ -67,73 +68,90 @@ def _tiles(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
     PIECES: tl.constexpr, APART: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """APART: distance of a tile's rows. BULK: out is stored by its descriptor.
-
-    Where rows are apart the columns behind a tile's last are those of the next row, which no descriptor cuts off: the
-    outermost tiles move inwards instead, and what two of them cover both write alike.
-    """
-    down, across = tl.cdiv(m, BM * APART) * APART, tl.cdiv(n + APART - 1, BN)
+    """APART: distance of a tile's rows. BULK: out is stored by its descriptor. A branch here would end FLATTEN."""
+    down, across = tl.cdiv(m, BM * APART) * APART, tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=FLATTEN):
         place, which = _place(tile, down, across, DOWN)
         offset = place % APART
         first_row = place // APART * BM
-        first_column = which * BN
-        if APART > 1:
-            first_column = tl.minimum(tl.maximum(first_column - offset * n % APART, 0), n - BN)
+        border = (offset * n + APART - 1) // APART * APART
+        skipped = border - offset * n
         acc = tl.zeros([BM, BN], tl.float32)
         for step in tl.range(0, k, BK, num_stages=DEPTH):
             x = x_desc.load([first_row, offset * k + step])
-            weight = weight_desc.load([first_column, step])
+            weight = weight_desc.load([skipped + which * BN, step])
             acc = tl.dot(x, weight.T, acc)
-        row = (first_row + tl.arange(0, BM)) * APART + offset
+        number = first_row + tl.arange(0, BM)
+        row = number * APART + offset
         parts = _pieces(acc, PIECES)
         for part in tl.static_range(PIECES):
-            begin = first_column + part * (BN // PIECES)
-            column = begin + tl.arange(0, BN // PIECES)
-            inside = (row < m)[:, None] & (column < n)[None, :]
+            begin = which * BN + part * (BN // PIECES)
+            behind = begin + tl.arange(0, BN // PIECES)
+            column = skipped + behind
+            inside = (row < m)[:, None] & (behind // APART < (n - skipped) // APART)[None, :]
             made = _epilogue(parts[part], e0, e1, e2, e3, row, column, n, inside).to(out_ptr.dtype.element_ty)
-            start = offset * n + begin
-            if BULK and APART == 1:
-                out_desc.store([first_row, start], made)
-            elif BULK:
-                # The outermost tiles, which have moved inwards, begin off a 16-byte border: no bulk store does that.
-                if start % APART == 0:
-                    out_desc.store([first_row, start], made)
-                else:
-                    tl.store(out_ptr + row.to(tl.int64)[:, None] * n + column[None, :], made, mask=inside)
+            if BULK:
+                out_desc.store([first_row, begin], made)
             else:
-                tl.store(out_ptr + row.to(tl.int64)[:, None] * n + column[None, :], made, mask=inside)
+                at = number.to(tl.int64)[:, None] * (APART * n) + (border + behind)[None, :]
+                tl.store(out_ptr + at, made, mask=inside)
+
+
+@triton.jit
+def _rims(
+    x_ptr, weight_ptr, out_ptr, e0, e1, e2, e3, m, n, k, stride,
+    BM: tl.constexpr, BK: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Compute what lies before the first 16-byte border of each row and behind its last."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    lane = tl.arange(0, 16)
+    column = tl.where(lane < 8, lane, n - 16 + lane)
+    acc = tl.zeros([BM, 16], tl.float32)
+    for step in tl.range(0, k, BK):
+        inner = step + tl.arange(0, BK)
+        x = tl.load(x_ptr + row.to(tl.int64)[:, None] * k + inner[None, :], mask=(row < m)[:, None], other=0.0)
+        weight = tl.load(weight_ptr + column.to(tl.int64)[None, :] * stride + inner[:, None])
+        acc = tl.dot(x, weight, acc)
+    skipped = (APART - row % APART * n % APART) % APART
+    last = n - (n - skipped) % APART
+    outside = (column[None, :] < skipped[:, None]) | (column[None, :] >= last[:, None])
+    inside = (row < m)[:, None] & outside
+    made = _epilogue(acc, e0, e1, e2, e3, row, column, n, inside).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row.to(tl.int64)[:, None] * n + column[None, :], made, mask=inside)
 
 
 def _linear(x, weight, *extra):
     n, k = weight.shape
     flat = x.reshape(-1, k)
     m = flat.shape[0]
+    out = torch.empty((*x.shape[:-1], n), dtype=OUT, device=x.device)
+    if out.numel() == 0:
+        return out
     vec = 16 // OUT.itemsize
     # Behind a row of x lies the next one where they are apart: no step may reach there.
     apart = vec if n % vec and n >= COLUMNS and k and k % DEEP == 0 else 1
-    bulk = apart > 1 or n % vec == 0
-    more = -m % apart
-    buffer = torch.empty((m + more) * n, dtype=OUT, device=x.device)
-    out = buffer[: m * n].view(*x.shape[:-1], n)
-    if out.numel() == 0:
-        return out
     if k % 8 or k == 0:  # a descriptor's rows start at 16-byte borders
         flat, weight = (torch.nn.functional.pad(t, (0, 8 - k % 8)) for t in (flat, weight))
-    flat = torch.nn.functional.pad(flat, (0, 0, 0, more)) if more else flat
+    flat = torch.nn.functional.pad(flat, (0, 0, 0, -m % apart)) if m % apart else flat
     flat, weight = _described(flat), _described(weight)
     flat = flat.contiguous().view(-1, apart * flat.shape[1]) if apart > 1 else flat
     extra = [
         e.contiguous() if along else e.expand(out.shape).contiguous() for e, along in zip(extra, ALONG, strict=True)
     ]
     extra += [out] * (4 - len(extra))
-    wanted = triton.cdiv(m, ROWS * apart) * apart * triton.cdiv(n + apart - 1, COLUMNS)
+    k = weight.shape[1]
+    wanted = triton.cdiv(m, ROWS * apart) * apart * triton.cdiv(n, COLUMNS)
     programs = min(wanted, EACH * _processors(x.device))
-    written = buffer.view(-1, apart * n) if bulk else flat
+    bulk = n % vec == 0
+    written = out.view(m, n) if bulk else flat  # a descriptor that is not used has to be one all the same
     _tiles[(programs,)](
         TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
-        TensorDescriptor.from_tensor(written, [ROWS, COLUMNS // PARTS]), out, *extra, m, n, weight.shape[1], programs,
+        TensorDescriptor.from_tensor(written, [ROWS, COLUMNS // PARTS]), out, *extra, m, n, k, programs,
         BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES, PIECES=PARTS, APART=apart, BULK=bulk,
         FLATTEN=FLAT, num_warps=WARPS,
     )  # fmt: skip
+    if apart > 1:
+        _rims[(triton.cdiv(m, 64),)](
+            flat, weight, out, *extra, m, n, k, weight.stride(0), BM=64, BK=DEEP, APART=apart, num_warps=4
+        )  # fmt: skip
     return out

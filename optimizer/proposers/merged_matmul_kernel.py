@@ -4,11 +4,13 @@ The outputs lie one after another in one allocation; a tile of columns belongs t
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, RET505
+# ruff: noqa: N803
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .tile_kernel import _described, _pieces, _place, _processors
 
 STATIC_WEIGHTS = True
 
@@ -32,15 +34,6 @@ def _pick(number, a, b, c, d):
 
 
 @triton.jit
-def _pieces(acc, PIECES: tl.constexpr):
-    """Return the accumulator's columns in one or two pieces of equal width."""
-    if PIECES == 1:
-        return (acc,)
-    else:
-        return acc.reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1).split()
-
-
-@triton.jit
 def _tiles(
     x_desc, weight_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
@@ -52,11 +45,8 @@ def _tiles(
     across = t2 + tl.cdiv(n3, BN)
     down = tl.cdiv(m, BM)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=FLATTEN):
-        band = tile // (DOWN * across)
-        high = tl.minimum(down - band * DOWN, DOWN)
-        within = tile % (DOWN * across)
-        first_row = (band * DOWN + within % high) * BM
-        place = within // high
+        number, place = _place(tile, down, across, DOWN)
+        first_row = number * BM
         which = (place >= t0).to(tl.int32) + (place >= t1).to(tl.int32) + (place >= t2).to(tl.int32)
         before = _pick(which, 0, n0, n0 + n1, n0 + n1 + n2)
         width = _pick(which, n0, n1, n2, n3)
@@ -95,8 +85,7 @@ def _linears(x, sizes, packed):
     if buffer.numel() == 0:
         return tuple(outs)
     flat = torch.nn.functional.pad(flat, (0, more)) if more else flat
-    described = flat.stride(1) == 1 and flat.stride(0) * 2 % 16 == 0 and flat.data_ptr() % 16 == 0
-    flat = flat if described else flat.contiguous().clone()
+    flat = _described(flat)
     wanted = triton.cdiv(m, ROWS) * sum(triton.cdiv(n, COLUMNS) for n in sizes)
     programs = min(wanted, EACH * _processors(x.device))
     widths = [*sizes, 0, 0, 0][:4]
@@ -107,9 +96,3 @@ def _linears(x, sizes, packed):
         PIECES=PARTS, FLATTEN=FLAT, num_warps=WARPS,
     )  # fmt: skip
     return tuple(outs)
-
-
-def _processors(device):
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
