@@ -6,7 +6,7 @@ some refuse to run without an argument that has a default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,16 +60,24 @@ def accepted(model: Any, options: Iterator[Mapping[str, Any]]) -> Mapping[str, A
 
 def runs_with(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
     """Tell whether the forward takes `kwargs`, by running it on shapes alone; None where that depends on values."""
+    return on_shapes(model, model, kwargs)[0]
+
+
+def on_shapes(model: Any, run: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[bool | None, Any]:
+    """Return whether `run`, a call into `model`, takes `kwargs`, and what it returns, tensors without values.
+
+    None instead of a bool where it asks for a value.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = {k: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
     kept = [(module._buffers, dict(module._buffers), vars(module), dict(vars(module))) for module in model.modules()]
     try:
         with fake, torch.no_grad():
-            model(**inputs)
+            return True, run(**inputs)
     except _DATA_DEPENDENT:
-        return None
+        return None, None
     except Exception:  # a forward refuses what it cannot take by whatever its code raises
-        return False
+        return False, None
     finally:
         # A forward may keep a table or a cache it made: of shapes alone, it must not stay.
         for buffers, old_buffers, live, old in kept:
@@ -77,4 +85,3 @@ def runs_with(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
             buffers.update(old_buffers)
             live.clear()
             live.update(old)
-    return True

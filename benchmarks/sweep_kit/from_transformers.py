@@ -17,7 +17,7 @@ from hotswap.models.inputs import example_calls
 from hotswap.models.trial import run_call
 from hotswap.models.workload import Workload
 
-from .shrink import changed, ladder, reduced
+from .shrink import changed, ladder, merged, reduced
 
 OVERRIDES = Path(__file__).with_name("overrides.json")
 # What a small instance may have: a third of a gigabyte in fp32.
@@ -46,7 +46,7 @@ def small(model_type: str) -> tuple[Workload, str]:
     tried: list[str] = []
     errors: list[tuple[int, HotswapError]] = []
     for how in ladder():
-        made = changed(fields, reduced(fields, how)) | over
+        made = merged(changed(fields, reduced(fields, how)), over)
         key = json.dumps(made, sort_keys=True, default=str)
         if key in tried:
             continue

@@ -15,6 +15,8 @@ from typing import Any
 Fields = dict[str, Any]
 
 MOST_STAGES = 8
+# How many special tokens a config may have of its own.
+_OWN_TOKENS = 32
 
 _LAYERS = re.compile(
     r"layers?$|^n_layers?$|depths?$|_blocks$|_repeats$|^num_blocks|blocks_per|layers_per|_layers_|num_stacks"
@@ -32,12 +34,16 @@ _POSITIONS = re.compile(r"max_position|^n_positions$|^n_ctx$|max_seq|max_sequenc
 _EXPERTS = re.compile(r"experts?$|^moe_num_experts|n_routed|num_local")
 _EXPERTS_USED = re.compile(r"per_tok|top_?k|moe_k$|per_token|n_group|topk_group|experts_k")
 _IMAGE = re.compile(r"(image|img|input|sample)_(size|resolution)$")
+_OF_MODEL, _OF_HEADS = ("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "n_head")
 _SPECIAL = re.compile(r"_token_(id|index)s?$|_(id|index)$")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is reduced, and how far (0: not). width: what widths and heads are divided by; image: longest side."""
+    """What is reduced, and how far (0: not). width: what widths and heads are divided by; image: longest side.
+
+    fill: give what a default config leaves out, or lets contradict another field, the value that its name implies.
+    """
 
     width: int = 8
     layers: int = 1
@@ -45,6 +51,7 @@ class Reduction:
     positions: int = 512
     experts: int = 4
     image: int = 64
+    fill: bool = False
 
     def __str__(self) -> str:
         left = (f"{name}={value}" for name, value in vars(self).items() if value)
@@ -54,11 +61,11 @@ class Reduction:
 def ladder() -> Iterator[Reduction]:
     """Yield reductions from the strongest to none at all."""
     full = Reduction()
-    yield from (replace(full, width=width) for width in (8, 4, 2))
+    yield from (replace(full, width=width, fill=fill) for width in (8, 4, 2) for fill in (False, True))
     yield from (replace(full, image=0, width=width) for width in (8, 4, 2))
     one_less = ({"layers": 2}, {"layers": 4}, {"layers": 0}, {"vocab": 0}, {"positions": 0}, {"experts": 0})
     yield from (replace(full, image=image, **change) for change in one_less for image in (64, 0))  # type: ignore[arg-type]
-    yield replace(full, width=1)
+    yield from (replace(full, width=1, fill=fill) for fill in (False, True))
     yield from (replace(full, width=1, image=0, **change) for change in ({}, *one_less))  # type: ignore[arg-type]
     yield Reduction(width=1, layers=0, vocab=0, positions=0, experts=0, image=0)
 
@@ -95,12 +102,44 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
     small = made.get("vocab_size")
     if vocab is not None and isinstance(small, int) and small < vocab:
         _move_special_tokens(made, small)
+    inside = [v["vocab_size"] for v in made.values() if isinstance(v, Mapping) and isinstance(v.get("vocab_size"), int)]
+    if vocab is None and inside and min(inside) > 2 * _OWN_TOKENS:
+        # Below those that the config inside has moved to the end of the same vocabulary.
+        _move_special_tokens(made, min(inside) - _OWN_TOKENS)
+    return _filled(made) if how.fill else made
+
+
+def _filled(fields: Fields) -> Fields:
+    """Return the fields with what is None but that attention or routing needs, and towers as wide as the text."""
+    made = dict(fields)
+    width, heads = (
+        next((made[n] for n in names if isinstance(made.get(n), int)), 0) for names in (_OF_MODEL, _OF_HEADS)
+    )
+    implied = {"head_dim": width // heads, "num_key_value_heads": heads} if width and heads else {}
+    implied |= {name: 2 for name in made if _EXPERTS_USED.search(name) and "group" not in name}
+    implied |= {name: 1 for name in made if name in ("n_group", "topk_group")}
+    made |= {name: value for name, value in implied.items() if name in made and made[name] is None}
+    text = made.get("text_config")
+    if isinstance(text, Mapping) and isinstance(text.get("hidden_size"), int):
+        for name, value in made.items():
+            if isinstance(value, Mapping) and "out_hidden_size" in value:
+                made[name] = {**value, "out_hidden_size": text["hidden_size"]}
     return made
 
 
 def changed(fields: Mapping[str, Any], made: Mapping[str, Any]) -> Fields:
     """Return what of `made` differs from `fields`, with what the type must have: the rest has its default anyhow."""
     return {name: value for name, value in made.items() if name == "model_type" or value != fields.get(name)}
+
+
+def merged(fields: Mapping[str, Any], over: Mapping[str, Any]) -> Fields:
+    """Return `fields` with those of `over` in their place, inside configs too."""
+    inside = {
+        n: merged(fields[n], v)
+        for n, v in over.items()
+        if isinstance(v, Mapping) and isinstance(fields.get(n), Mapping)
+    }
+    return {**fields, **over, **inside}
 
 
 def _renumbered(value: Mapping[str, Any], kept: list[int]) -> Iterator[tuple[Any, Any]]:
@@ -110,7 +149,11 @@ def _renumbered(value: Mapping[str, Any], kept: list[int]) -> Iterator[tuple[Any
 
 
 def _layer_count(fields: Mapping[str, Any]) -> int:
-    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+    return _first(fields, ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"))
+
+
+def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """Return the first of `names` that is a number, 0 where none is."""
     return next((fields[n] for n in names if isinstance(fields.get(n), int)), 0)
 
 
@@ -168,8 +211,8 @@ def _move_special_tokens(fields: Fields, vocab: int) -> None:
     """Give special tokens beyond the reduced vocabulary ids of their own at its end."""
     free = vocab - 1
     for name, value in fields.items():
-        if re.search(r"_token_(id|index)$", name) and isinstance(value, int) and value >= vocab:
+        if re.search(r"_token_(id|index)$", str(name)) and isinstance(value, int) and value >= vocab:
             fields[name] = free
             free -= 1
-        elif re.search(r"_token_ids?$", name) and isinstance(value, list):
+        elif re.search(r"_token_ids?$", str(name)) and isinstance(value, list):
             fields[name] = [min(v, vocab - 1) if isinstance(v, int) else v for v in value]
