@@ -160,10 +160,12 @@ class Worker:
         """Freeze every thread of the worker, if it is not; raise WorkerError where one goes on."""
         if self.pid is None or self._stopped_ns is not None:
             return
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + _STOPPED_S
-        while not _all_stopped(self.pid):
+        while True:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGSTOP)  # again and again: it may have a timer that wakes it
+            if _all_stopped(self.pid):
+                break
             if time.monotonic() > deadline:
                 raise WorkerError("a thread of it cannot be stopped")
             time.sleep(0.0001)

@@ -26,7 +26,7 @@ from .bank import Bank
 from .hall import Hall, WorkerError
 from .lane import Lane
 from .pool import Pool, cache_state, make_pool, pool_bytes_on
-from .race import as_race, run, weighted_speedup
+from .race import as_race, fastest, run, weighted_speedup
 from .rivals import Rivals
 from .stages import STAGES
 from .timed_outputs import TimedOutputError
@@ -166,7 +166,10 @@ class Judge:
 
     def _raced(self, trial: Trial, rounds: int, block_s: float, *, screening: bool = False) -> tuple[Race, ...]:
         call_s = self._patience.call_s
-        lanes = [Lane("candidate", trial.worker, [], call_s, packed=trial.has_prepare), *self._rivals.lanes(call_s)]
+        rivals = self._rivals.lanes(call_s)
+        if screening and self._baselines:  # the best is the one to beat; all take part in an acceptance
+            rivals = [lane for lane in rivals if lane.name == fastest(self._baselines)]
+        lanes = [Lane("candidate", trial.worker, [], call_s, packed=trial.has_prepare), *rivals]
         try:
             return self._race(lanes, "candidate", rounds, block_s, trial, screening=screening)
         except TimedOutputError as error:

@@ -23,6 +23,8 @@ from .pool import HARD, Hard, Pool
 # Threads that filled the sets may still spin; a device has none.
 _SETTLE_S = 0.004
 _SPOILED = 0xA5
+# Sets of a device that are filled at once: it takes memory for a few copies of them.
+_TOGETHER_BYTES = 256 << 20
 # Above the threads of its arm, as a part of a core, and what a sprint may use before and after its calls.
 _MORE_CORES = 0.25
 _MORE_CPU_S = 0.001
@@ -124,13 +126,33 @@ class Lane:
         assert self.room is not None
         raws = [pool.raw(number) for number in range(len(pool.sources))]
         raws += [pool.raw_of(self.hard.inputs)] if self.hard else []  # the last, as HARD counts
+        if self.worker.device != "cpu":
+            self.fill_together(pool, raws)
         for number in entries:
             which, by = self.contents[number]
             for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
-                if not pool.fixed[storage]:
+                if not pool.fixed[storage] and (self.worker.device == "cpu" or which == HARD):
                     room = self.room.bytes_at(at + number * pool.stride, nbytes)
                     scaled = pool.scaled[storage] if which != HARD else None
                     arena.refill(room, raws[which][storage], scaled, by)
+
+    def fill_together(self, pool: Pool, raws: list[list[torch.Tensor]]) -> None:
+        """Fill all sets in few steps; those of hard values are filled again."""
+        for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
+            if pool.fixed[storage] or not nbytes:
+                continue
+            rooms, many = self._sets(pool, at, nbytes), max(1, _TOGETHER_BYTES // nbytes)
+            for start in range(0, len(self.contents), many):
+                contents = self.contents[start : start + many]
+                fresh = [raws[which][storage] for which, _ in contents]
+                place = rooms[start : start + len(contents)]
+                arena.refill_many(place, fresh, pool.scaled[storage], [by for _, by in contents])
+
+    def _sets(self, pool: Pool, at: int, nbytes: int) -> torch.Tensor:
+        """Return one storage of all sets, a row for each."""
+        assert self.room is not None
+        whole = self.room.bytes_at(0, self.room.nbytes)
+        return whole.as_strided((pool.sets, nbytes), (pool.stride, 1), at)
 
     def refuse_company(self) -> None:
         """Raise WorkerError where a candidate's process is not alone: another one is not stopped with it."""
@@ -155,10 +177,9 @@ class Lane:
         """
         if self.worker.device == "cpu" or any(pool.sample.is_view) or self.room is None:
             return
-        for number in range(len(self.contents)):
-            for (at, nbytes), fixed in zip(pool.layout["storages"], pool.fixed, strict=True):
-                if not fixed:
-                    self.room.bytes_at(at + number * pool.stride, nbytes).fill_(_SPOILED)
+        for (at, nbytes), fixed in zip(pool.layout["storages"], pool.fixed, strict=True):
+            if not fixed:
+                self._sets(pool, at, nbytes)[: len(self.contents)].fill_(_SPOILED)
         settled(self.worker.device)
 
     def pointers(self, pool: Pool) -> torch.Tensor:

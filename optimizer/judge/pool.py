@@ -139,7 +139,7 @@ def contents(pool: Pool, which: int, by: float, change: arena.Reweighting | None
     for tensor, row in zip(pool.sources[which], pool.layout["tensors"], strict=True):
         if row[0] not in made:
             raw = arena.storage_bytes(tensor)
-            room = raw if pool.fixed[row[0]] and change is None else raw.clone()
+            room = raw if pool.fixed[row[0]] and change is None else torch.empty_like(raw)
             if not pool.fixed[row[0]]:
                 arena.refill(room, raw, pool.scaled[row[0]], by)
             elif change is not None:

@@ -146,6 +146,12 @@ def as_race(lanes: Sequence[Lane], pool: Pool, subject: str, block_s: float, cac
     return Race(pool.sample.variant.name, pool.weight, arms, speedup, timer, cache, block_s, os.getloadavg()[0])
 
 
+def fastest(races: Sequence[Race]) -> str:
+    """Return the arm whose weighted time over all shapes is least."""
+    rounds = {a.name: weighted_rounds(races, a.name) or [] for a in races[0].arms}
+    return min(rounds, key=lambda name: statistics.median(rounds[name]))
+
+
 def weighted_speedup(races: Sequence[Race], subject: str) -> tuple[str, Interval]:
     """Return the best rival over all shapes and the interval of (its weighted time / the subject's)."""
     rounds = {a.name: weighted_rounds(races, a.name) or [] for a in races[0].arms}

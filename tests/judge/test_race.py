@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,8 +15,11 @@ import pytest
 import torch
 
 from hotswap.optimizer.judge import Judge, arena
+from hotswap.optimizer.judge.bank import Bank
 from hotswap.optimizer.judge.hall import Hall
 from hotswap.optimizer.judge.judge import refuse_impossible
+from hotswap.optimizer.judge.lane import Lane, drawn
+from hotswap.optimizer.judge.pool import make_pool
 from hotswap.optimizer.judge.race import TIMER, weighted_speedup
 from hotswap.optimizer.judge.trial import Rejected
 from hotswap.optimizer.verdict import Arm, Race
@@ -91,6 +95,29 @@ def test_timed_contents_of_one_source_are_no_multiples_of_each_other() -> None:
     assert not torch.allclose(one / 0.8125, other / 1.3)
     for room, by in ((one, 0.8125), (other, 1.3)):
         torch.testing.assert_close(room.flatten().sort().values, (source * by).flatten().sort().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_sets_filled_together_as_on_a_device_are_bit_for_bit_those_filled_one_by_one(
+    make_task: Callable[..., Path], halls: Callable[[str], Hall], dtype: torch.dtype
+) -> None:
+    x = (8 * torch.randn(6, 40, generator=torch.Generator().manual_seed(11))).to(dtype)
+    bank = Bank(make_task("def reference(x):\n    return (x * x,)\n", {"x": x}), 5)
+    pool = make_pool(bank, bank.recorded[0], 1.0, 1 << 16)
+    source, worker = random.Random(3), halls("cpu").trusted({})
+    lane = Lane("eager", worker, None, 5.0)
+    try:
+        lane.enter(pool)
+        assert lane.room is not None
+        lane.contents = [drawn(pool, source) for _ in range(pool.sets)]
+        lane.fill(pool, range(pool.sets))
+        one_by_one = lane.room.bytes_at(0, lane.room.nbytes).clone()
+        lane.room.bytes_at(0, lane.room.nbytes).fill_(0)
+        lane.fill_together(pool, [pool.raw(n) for n in range(len(pool.sources))])
+        assert torch.equal(lane.room.bytes_at(0, lane.room.nbytes), one_by_one)
+    finally:
+        lane.leave()
+        halls("cpu").give_back(worker)
 
 
 def test_judges_share_a_hall_and_leave_it_open(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:
