@@ -43,7 +43,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--part", default="0/1", help="I/N: every Nth model, from the Ith on")
     parser.add_argument("--again", default="", help="outcomes whose rows are made anew, or 'all'")
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
-    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time a model may take")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time a model may take, and go without")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="memory a model may take")
     parser.add_argument("--no-derive", action="store_true", help="verify on the example inputs alone")
     parser.add_argument("--table", action="store_true", help="only make the table from the rows there are")

@@ -90,15 +90,16 @@ class NodeKind(Enum):
 
 @dataclass(frozen=True)
 class SeenOp:
-    """An op that was dispatched, and whether what it computes depends on random numbers or writes into its inputs."""
+    """An op that was dispatched. random: it draws numbers. writes: into memory that was there before its node ran."""
 
     op: torch._ops.OpOverload
     random: bool
+    writes: bool
 
     @property
     def stays(self) -> bool:
         """Whether it must stay where it is in a program."""
-        return self.random or self.op._schema.is_mutable
+        return self.random or self.writes
 
 
 class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,11 +108,18 @@ class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[SeenOp] = []
+        # Storages made below it, each with a tensor that keeps it: another may not come by its address.
+        self._made: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        writes = any(_storage(t) not in self._made for t in _written(func, args, given))
+        there = {_storage(leaf) for leaf in tree_leaves((args, given)) if _is_dense(leaf)}
+        result = func(*args, **given)
         if func.namespace != "prim":  # prim.device and the like ask a tensor what it is; they do nothing to it
-            self.seen.append(SeenOp(func, draws(func, args, kwargs or {})))
-        return func(*args, **(kwargs or {}))
+            self.seen.append(SeenOp(func, draws(func, args, given), writes))
+        self._made |= {_storage(t): t for t in tree_leaves(result) if _is_dense(t) and _storage(t) not in there}
+        return result
 
 
 class Decomposing(_SeenOps):  # type: ignore[no-untyped-call]
@@ -172,6 +180,24 @@ def draws(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
             given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(given != 0.0)
     return True
+
+
+def _written(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return what this call of `op` writes into."""
+    written = []
+    for place, argument in enumerate(op._schema.arguments if op._schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += tree_leaves(args[place] if place < len(args) else kwargs.get(argument.name))
+    return written
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _storage(tensor: Any) -> int | None:
+    """Return what identifies the memory of `tensor`, None where it has none to be known by."""
+    return int(tensor.untyped_storage()._cdata) if _is_dense(tensor) else None
 
 
 def ops_of(node: fx.Node, seeing: type[_SeenOps] = _SeenOps) -> tuple[SeenOp, ...] | None:

@@ -116,7 +116,7 @@ def _filled(fields: Fields) -> Fields:
         next((made[n] for n in names if isinstance(made.get(n), int)), 0) for names in (_OF_MODEL, _OF_HEADS)
     )
     implied = {"head_dim": width // heads, "num_key_value_heads": heads} if width and heads else {}
-    implied |= {name: 2 for name in made if _EXPERTS_USED.search(name) and "group" not in name}
+    implied |= {name: 2 for name in map(str, made) if _EXPERTS_USED.search(name) and "group" not in name}
     implied |= {name: 1 for name in made if name in ("n_group", "topk_group")}
     made |= {name: value for name, value in implied.items() if name in made and made[name] is None}
     text = made.get("text_config")

@@ -136,12 +136,12 @@ def test_a15_a_task_gives_the_dtype_that_very_module_gives(tmp_path: Path) -> No
 
     x = batch().bfloat16()
     theirs: nn.Module = LlamaRMSNorm(32)
-    for norm, dtype, found in ((theirs, torch.float32, 1), (Norm(), torch.float32, 1), (nn.RMSNorm(32), x.dtype, 0)):
+    # Torch's own writes into an intermediate of its own where dtypes are mixed, which nobody else can see.
+    for norm, dtype in ((theirs, torch.float32), (Norm(), torch.float32), (nn.RMSNorm(32), x.dtype)):
         torch._dynamo.reset()
         assert norm(x).dtype == dtype
         extraction = extracted(norm, (Call((x,)),), tmp_path / type(norm).__name__)
-        # Torch's own writes into an intermediate where dtypes are mixed, which keeps it from being a region.
-        assert len(extraction.tasks) == found, extraction.skipped
+        assert len(extraction.tasks) == 1, extraction.skipped
         for rank, task in enumerate(extraction.tasks):
             loaded = load_task(task_folder(tmp_path / type(norm).__name__ / "tasks", rank, task))
             assert [s.dtype for s in task.cases[0].inputs] == ["bfloat16", "float32"]

@@ -92,3 +92,19 @@ def test_the_ops_of_a_node_say_whether_they_draw() -> None:
 
 def test_real_dropout_is_a_barrier() -> None:
     assert kinds_of(lambda x: F.dropout(x, 0.5, True), torch.randn(4, 4))["dropout"] is NodeKind.BARRIER
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_an_op_that_writes_into_what_it_has_made_itself_is_work_like_any_other() -> None:
+    x, weight = torch.randn(4, 32, dtype=torch.bfloat16), torch.randn(32)
+    kinds = kinds_of(lambda x, weight: F.rms_norm(x, (32,), weight, 1e-6), x, weight)
+    assert kinds == {"rms_norm": NodeKind.MEMORY}
+
+
+def test_an_op_that_writes_into_what_it_is_given_stays_where_it_is() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        y.view(-1).add_(1)
+        return y
+
+    assert kinds_of(run, torch.randn(4)) == {"exp": NodeKind.MEMORY, "view": NodeKind.VIEW, "add_": NodeKind.BARRIER}

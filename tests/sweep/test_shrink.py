@@ -59,7 +59,7 @@ def test_the_ladder_ends_with_no_reduction_at_all() -> None:
 
 
 def test_what_a_default_leaves_out_is_filled_in_by_what_its_name_implies() -> None:
-    fields = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": None, "num_key_value_heads": None}
+    fields = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": None, "num_key_value_heads": None, "id2": {0: 1}}
     assert reduced(fields, Reduction(width=1)) == fields
     made = reduced(fields, Reduction(width=1, fill=True))
     assert (made["head_dim"], made["num_key_value_heads"]) == (16, 4)
