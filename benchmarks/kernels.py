@@ -133,7 +133,7 @@ def _read_rate(device: str, copy_gb_s: float) -> float:
 
 def _effort(asked: argparse.Namespace, device: str) -> Effort:
     arms = asked.arms or (("eager", "fused torch op") if device == "cpu" else ALL)
-    effort = Effort(arms=tuple(arms), starters=asked.starters)
+    effort = Effort(arms=tuple(arms), starters=asked.starters, proposers=tuple(asked.proposer))
     if asked.quick or device == "cpu":
         effort = replace(effort, **QUICK)
     given = {k: getattr(asked, k) for k in ("blocks", "block_seconds", "search_seconds") if getattr(asked, k)}
@@ -177,6 +177,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--arms", nargs="+", choices=ALL, help="rivals to time (default: all; on a CPU eager and fused)"
     )
+    parser.add_argument("--proposer", action="append", default=[], help="ask this one alone for our arm (default: all)")
     parser.add_argument("--quick", action="store_true", help="shorter blocks and searches")
     parser.add_argument("--blocks", type=int, help="interleaved blocks a side (8)")
     parser.add_argument("--block-seconds", type=float, help="least length of a block (0.2)")

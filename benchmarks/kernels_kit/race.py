@@ -27,13 +27,17 @@ _ABOVE_LIMIT = 1.05
 
 @dataclass(frozen=True)
 class Effort:
-    """How long and against whom. arms: names of rivals. seed: of all inputs."""
+    """How long and against whom. arms: names of rivals. seed: of all inputs.
+
+    proposers: who is asked for our arm, everybody where empty.
+    """
 
     arms: tuple[str, ...]
     blocks: int = 8
     block_seconds: float = 0.2
     search_seconds: float = 10.0
     starters: Path | None = None
+    proposers: tuple[str, ...] = ()
     seed: int = 0
 
 
@@ -102,7 +106,8 @@ def _search(row: Row, sets: list[list[Tensor]], effort: Effort, folder: Path) ->
     def quickly(call: Callable[..., Any]) -> float:
         return timer(call, sets).block(_QUICK_SECONDS)
 
-    return Search(row, loaded, folder, quickly).run(proposers(loaded), effort.search_seconds)
+    asked = [p for p in proposers(loaded) if not effort.proposers or p.name in effort.proposers]
+    return Search(row, loaded, folder, quickly).run(asked, effort.search_seconds)
 
 
 def timer(call: Callable[..., Any], sets: list[list[Tensor]]) -> Timer:

@@ -18,10 +18,9 @@ _REDUCTIONS = ("none", "mean", "sum")
 # Fewer rows than this leave multiprocessors idle with one program a row; the device's own count is not known here.
 _FEW_ROWS = 1024
 
-_KNOBS = ("WARPS", "UNROLL", "STAGES", "EARLY")
+_KNOBS = ("WARPS", "UNROLL", "EARLY")
 _FIRST = (
-    (4, 2, 1, True), (8, 2, 1, False), (8, 2, 1, True), (4, 2, 3, True), (4, 4, 1, True), (8, 2, 3, True),
-    (16, 2, 1, True), (4, 2, 1, False),
+    (4, 2, True), (8, 2, False), (8, 2, True), (16, 2, True), (4, 4, True), (8, 4, True), (8, 1, True), (4, 2, False),
 )  # fmt: skip
 
 
@@ -44,7 +43,6 @@ class CrossEntropy(AnchorTemplate[_Loss]):
     choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
         "WARPS": (4, 8, 16, 2),
         "UNROLL": (2, 4, 1, 8),
-        "STAGES": (1, 3, 4),
         "PARTS": (1, 2, 4, 8),
         "EARLY": (True, False),
     }

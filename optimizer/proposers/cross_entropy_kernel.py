@@ -9,12 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. STAGES: steps of them
-# under way to shared memory. EARLY: a kernel is
+# Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
 # launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
 WARPS = 4
-UNROLL = 4
-STAGES = 1
+UNROLL = 2
 PARTS = 1
 EARLY = False
 # What the reference does.
@@ -54,7 +52,7 @@ def _wait(SOON: tl.constexpr):
 @triton.jit
 def _rows(
     x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride,
-    IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
+    IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr,
     PEEL: tl.constexpr, SPLIT: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """Of equally dense dimensions of the tile Triton fills the first with threads first: a lane keeps its loads."""
@@ -76,7 +74,7 @@ def _rows(
     step: tl.constexpr = TILES * LANES * VEC
     at = tl.arange(0, TILES)[None, :, None] * (LANES * VEC) + tl.arange(0, LANES)[:, None, None] * VEC
     at += tl.arange(0, VEC)[None, None, :]
-    for done in tl.range(first, last, step, num_stages=DEPTH):
+    for done in tl.range(first, last, step):
         where = done + at
         x = tl.load(x_ptr + start + where, mask=where < last, other=-float("inf"), eviction_policy="evict_first")
         peak, total = _fold(peak, total, x.to(tl.float32))
@@ -151,7 +149,7 @@ def _cross_entropy(logits, target):
         peel = n % vec != 0 or stride % vec != 0
         _rows[(rows, PARTS)](
             x, target, loss, peak, total, n, stride,
-            IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, DEPTH=STAGES, PEEL=peel, SPLIT=PARTS,
+            IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, PEEL=peel, SPLIT=PARTS,
             SOON=EARLY, num_warps=WARPS, **launch,
         )  # fmt: skip
         if PARTS > 1:

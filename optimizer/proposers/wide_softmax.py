@@ -17,9 +17,11 @@ from .recognise import aten, input_position, results, traced, value, without_wid
 # Narrower rows are held in registers whole, which a loop nest does as well.
 _WIDE = 8192
 
-_KNOBS = ("WARPS", "HELD", "UNROLL", "STAGES", "REGISTERS")
-_HELD = ((16, 8, 1, 1, 64), (32, 4, 1, 1, 0))
-_PARTLY = ((16, 5, 2, 1, 64), (32, 0, 2, 1, 0), (16, 6, 1, 1, 64), (16, 0, 4, 1, 0), (16, 0, 2, 3, 0), (8, 8, 1, 1, 64))
+_KNOBS = ("WARPS", "HELD", "UNROLL", "REGISTERS")
+_HELD = ((16, 8, 1, 64), (8, 16, 1, 128))
+_PARTLY = (
+    (16, 5, 2, 64), (16, 6, 1, 64), (8, 5, 2, 64), (32, 0, 2, 0), (16, 2, 2, 40), (16, 0, 4, 0), (8, 6, 1, 64),
+)  # fmt: skip
 # As many half-precision values have room in the registers of two programs a multiprocessor.
 _HELD_WHOLE = 32768
 
@@ -39,10 +41,9 @@ class WideSoftmax(AnchorTemplate[_Softmax]):
     name: ClassVar[str] = "wide-softmax"
     choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
         "WARPS": (16, 32, 8),
-        "HELD": (8, 4, 0, 6, 12),
+        "HELD": (5, 6, 4, 8, 0, 2),
         "UNROLL": (2, 1, 4),
-        "STAGES": (1, 3),
-        "REGISTERS": (64, 0, 128),
+        "REGISTERS": (64, 48, 40, 128, 0),
     }
 
     def look(self, task: Task) -> _Softmax | None:

@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 
 # Knobs, replaced by the proposer. HELD: 16-byte loads a lane whose values stay in registers. UNROLL: of the others, how
-# many a lane has in flight. STAGES: steps of them under way to shared memory. REGISTERS: at most, a thread; 0: any.
+# many a lane has in flight. REGISTERS: at most, a thread; 0: any.
 WARPS = 16
 HELD = 6
 UNROLL = 2
-STAGES = 1
 REGISTERS = 64
 # What the reference does.
 OUT = torch.float32
@@ -51,7 +50,7 @@ def _unknown(x, HIDE: tl.constexpr):
 @triton.jit
 def _rows(
     x_ptr, out_ptr, n,
-    LANES: tl.constexpr, VEC: tl.constexpr, KEPT: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr,
+    LANES: tl.constexpr, VEC: tl.constexpr, KEPT: tl.constexpr, TILES: tl.constexpr,
     LOGARITHM: tl.constexpr, HIDE: tl.constexpr,
 ):  # fmt: skip
     """One row a program. Rows are dense in both, so what is known of a border of one is known of the other's.
@@ -79,7 +78,7 @@ def _rows(
     many = at + tl.arange(0, TILES)[None, :, None] * (LANES * VEC)
     peak = tl.full([LANES], LOWEST, tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    for done in tl.range(first, length, step, num_stages=DEPTH):
+    for done in tl.range(first, length, step):
         where = done + many
         x = tl.load(x_ptr + start + where, mask=where < length, other=-float("inf"), eviction_policy="evict_last")
         peak, total = _fold(peak, total, x.to(tl.float32))
@@ -97,7 +96,7 @@ def _rows(
         wide = _unknown(held[tile], HIDE).to(tl.float32)
         done_with = _finish(wide, most, scale, LOGARITHM).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + start + here, done_with)
-    for done in tl.range(first, length, step, num_stages=DEPTH):
+    for done in tl.range(first, length, step):
         where = done + many
         x = tl.load(x_ptr + start + where, mask=where < length, other=0.0, eviction_policy="evict_first")
         made = _finish(x.to(tl.float32), most, scale, LOGARITHM).to(out_ptr.dtype.element_ty)
@@ -113,7 +112,7 @@ def _softmax(x):
     sure = n if n % vec == 0 else n - 2 * vec  # of a row, at least so much lies between borders
     if out.numel():
         _rows[(x.numel() // n,)](
-            x, out, n, LANES=lanes, VEC=vec, KEPT=max(0, min(HELD, sure // (lanes * vec))), TILES=UNROLL, DEPTH=STAGES,
+            x, out, n, LANES=lanes, VEC=vec, KEPT=max(0, min(HELD, sure // (lanes * vec))), TILES=UNROLL,
             LOGARITHM=LOG, HIDE=x.device.type != "cpu", num_warps=WARPS, **limit,
         )  # fmt: skip
     return out
