@@ -14,7 +14,7 @@ from torch import nn
 Forward = Callable[..., Any]
 
 # What stands in the instance's __dict__ while `forward` is replaced.
-_OURS = ("forward", "__reduce_ex__")
+_OURS = ("forward", "__reduce_ex__", "get_compiled_call")
 
 
 class InPlace:
@@ -34,6 +34,9 @@ class InPlace:
     def put(self) -> None:
         self.module.__dict__["forward"] = self._forward
         self.module.__dict__["__reduce_ex__"] = functools.partial(_reduce_without, self)
+        if hasattr(self.module, "get_compiled_call"):
+            # transformers' generate compiles each step over a static cache, which would inline the patch away.
+            self.module.__dict__["get_compiled_call"] = functools.partial(_uncompiled, self)
 
     def take_out(self) -> None:
         for key in _OURS:
@@ -49,6 +52,11 @@ class InPlace:
         if isinstance(state, tuple) and state and isinstance(state[0], dict):
             return (self.without(state[0]), *state[1:])
         return state
+
+
+def _uncompiled(placed: InPlace, compile_config: object = None) -> Forward:
+    """Return what runs the module as it is, whatever compilation was asked for."""
+    return placed.module.__call__
 
 
 def owner_of(module: nn.Module) -> object | None:

@@ -14,6 +14,8 @@ from hotswap.models.workload import Call
 from hotswap.profiler.attention_flops import ATTENTION_FLOPS
 from hotswap.profiler.recording import Limits
 
+from .cached import cached_bytes, in_fp32
+
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 
 
@@ -51,20 +53,20 @@ def peak_mb(call: Callable[[], Any]) -> float | None:
     return torch.cuda.max_memory_allocated() / 2**20
 
 
-def floor_ms(model: Any, call: Call, limits: Limits, *, causal: bool) -> dict[str, float]:
-    """Return the least time the call's work can take here, and what it is made of.
+def floor_ms(model: Any, call: Call, run: Callable[[], Any], limits: Limits, *, causal: bool) -> dict[str, float]:
+    """Return the least time the call's work can take here, and what it is made of. run: the call, in eager.
 
     Matmul and attention FLOPs at the measured matmul rate of the dtype (half of causal attention's are not needed), and
-    once the bytes of the parameters, inputs and outputs at the measured copy rate, whichever is more: no activation
-    traffic, so no model reaches it.
+    once the bytes of the parameters, inputs, cached tokens and outputs at the measured copy rate, whichever is more: no
+    activation traffic, so no model reaches it.
     """
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as counted, torch.no_grad():
-        outputs = model(*call.args, **call.kwargs)
+        outputs = run()
     by_op = counted.get_flop_counts().get("Global", {})
     attention = sum(n for op, n in by_op.items() if "attention" in str(op))
     flops = sum(by_op.values()) - (attention / 2 if causal else 0)
     tensors = [*model.parameters(), *_tensors((call.kwargs, dict(outputs) if hasattr(outputs, "items") else outputs))]
-    moved = sum(t.numel() * t.element_size() for t in tensors)
+    moved = sum(t.numel() * t.element_size() for t in tensors) + cached_bytes(call)
     rate = max(limits.matmul_tflop_s.values(), default=0.0)
     compute = flops / (rate * 1e9) if rate else 0.0
     traffic = moved / (limits.copy_gb_s * 1e6)
@@ -75,14 +77,13 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def differences(model: Any, call: Call, made: Any, *, wider: bool) -> dict[str, float]:
+def differences(model: Any, call: Call, eager: Any, made: Any, *, wider: bool) -> dict[str, float]:
     """Return how far outputs are from eager's, and both from the model in fp32: relative errors in norm, equal top-1.
 
     made: another arm's outputs. wider: whether the model is to be run in fp32, too, which needs twice its memory more.
     """
     with torch.no_grad():
-        eager = _leading(model(*call.args, **call.kwargs))
-        ours = _leading(made)
+        eager, ours = _leading(eager), _leading(made)
         said = {
             "to_eager": _apart(ours, eager),
             "top1": float((ours.argmax(-1) == eager.argmax(-1)).double().mean()),
@@ -97,12 +98,10 @@ def _in_fp32(model: Any, call: Call) -> Any:
     import copy
 
     wide = copy.deepcopy(model).float()
-    given = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, dict(call.kwargs)
-    )
+    given = in_fp32(call)
     with contextlib.suppress(AttributeError):
         torch.cuda.empty_cache()
-    return wide(*call.args, **given)
+    return wide(*given.args, **given.kwargs)
 
 
 def _leading(outputs: Any) -> torch.Tensor:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from hotswap.integrator.results import Tail
 from hotswap.integrator.swap_graph import Sites
 from hotswap.integrator.winners import stored_winners
 from hotswap.models.workload import Call
+
+from .cached import stepping
 
 COMPILE_MODES: dict[str, str | None] = {
     "compile": None,
@@ -52,19 +55,18 @@ def build_arm(name: str, model: Any, call: Call, kernels: str) -> BuiltArm:
     start = time.perf_counter()
     facts: Callable[[], dict[str, Any]] = dict
     if name == "eager":
-        run = model_arm(model, call)
-        run()
+        run = stepping(call, model_arm(model, call))
     elif name in COMPILE_MODES:
-        run = compiled_arm(model, call, mode=COMPILE_MODES[name]).call
+        made = stepping(call, partial(compiled_arm, model, call, mode=COMPILE_MODES[name]))()
+        run = stepping(call, made.call)
     elif name == LIGER:
-        run = model_arm(_with_liger(model), call)
-        run()
+        run = stepping(call, model_arm(_with_liger(model), call))
     else:
         tail: Any = name.removeprefix("ours (").removesuffix(")")
         way = GraphWay(model, stored_winners() if kernels == "store" else (), Sites(), tail)
-        run = model_arm(way, call)
-        run()
+        run = stepping(call, model_arm(way, call))
         facts = _facts_of(way)
+    run()
     first = time.perf_counter() - start
     for _ in range(_CALLS_TO_SETTLE):
         run()

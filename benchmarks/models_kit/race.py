@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hotswap.integrator.blocks import Pace, Timed, warm
-from hotswap.integrator.measure import many_rounds, measure, pace_for
+from hotswap.integrator.measure import many_rounds, measure, model_arm, pace_for
 from hotswap.integrator.results import EndToEnd, Tail
 from hotswap.models.workload import Call
 from hotswap.optimizer.verdict import Arm
@@ -20,6 +20,7 @@ from hotswap.profiler.limits import measure as measure_limits
 from .account import device_work, differences, floor_ms, peak_mb
 from .arms import BuiltArm, build_arm, ours_name
 from .blame import ArmLost, Watch, cause, device_is_lost
+from .cached import cached_bytes, stepping
 from .suite import Row, Size, build
 
 # Twice the error that eager itself has to fp32, and a little for where that is nothing.
@@ -54,7 +55,7 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object], watch: Watch)
     say(f"built in {time.monotonic() - started:.0f} s")
     with torch.no_grad():
         limits = measure_limits(asked.device)
-        floor = floor_ms(model, call, limits, causal=row.causal)
+        floor = floor_ms(model, call, stepping(call, model_arm(model, call)), limits, causal=row.causal)
         pace = pace_for(model) if asked.size != "tiny" else Pace(rounds=8, block_s=0.02, warm_s=0.1)
         built, notes = _arms(model, call, asked, started, say, watch)
         with watch.blaming():
@@ -136,10 +137,10 @@ def _best_of_ours(
 ) -> str | None:
     """Return the arm of ours that is right and quickest in a trial; the others leave the race with their figure."""
     trial: dict[str, float] = {}
-    wider = sum(p.numel() for p in model.parameters()) <= _LARGEST_IN_FP32
+    wider = sum(p.numel() for p in model.parameters()) + cached_bytes(call) // 2 <= _LARGEST_IN_FP32
     for name in [n for n in built if n.startswith("ours")]:
         watch.at(name)
-        apart = differences(model, call, built[name].call(), wider=wider)
+        apart = differences(model, call, built["eager"].call(), built[name].call(), wider=wider)
         built[name].facts["check"] = apart
         bound = max(_ERROR_RATIO * apart.get("eager_to_fp32", 0.01), _ERROR_FLOOR)
         if not apart.get("to_fp32", apart["to_eager"]) <= bound:

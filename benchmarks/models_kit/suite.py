@@ -15,6 +15,8 @@ from hotswap.models.inputs import example_calls
 from hotswap.models.workload import Call
 from hotswap.models.zoo.catalog import config, names
 
+from .cached import with_cache
+
 Size = Literal["full", "slice", "tiny"]
 
 CONFIGS = Path(__file__).parent / "configs.json"
@@ -27,7 +29,8 @@ _TINY_BATCH, _TINY_LENGTH = 2, 32
 class Row:
     """One workload. length: tokens or frames, None for what has one size (images). padded: rows of the batch end early.
 
-    causal: half of attention's products are not needed, which the floor leaves out.
+    causal: half of attention's products are not needed, which the floor leaves out. decode: one step of one token a
+    row, behind `length` tokens in a static cache.
     """
 
     model: str
@@ -35,14 +38,17 @@ class Row:
     length: int | None
     causal: bool = False
     padded: bool = False
+    decode: bool = False
 
     def shape(self, size: Size) -> str:
         batch, length = self.sizes(size)
+        if self.decode:
+            return f"decode {batch}, {length} cached"
         return f"{batch}x{length}{' padded' if self.padded else ''}" if length else f"{batch}"
 
     def sizes(self, size: Size) -> tuple[int, int | None]:
         if size == "tiny":
-            return _TINY_BATCH, _TINY_LENGTH if self.length else None
+            return self.batch if self.decode else _TINY_BATCH, _TINY_LENGTH if self.length else None
         return self.batch, self.length
 
 
@@ -60,6 +66,10 @@ ROWS: tuple[Row, ...] = (
     Row("llama-3.1-8b", 1, 2048, causal=True),
     Row("llama-3.1-8b", 8, 512, causal=True),
     Row("qwen3-8b", 1, 2048, causal=True),
+    Row("llama-3.2-1b", 1, 2048, decode=True),
+    Row("qwen3-0.6b", 1, 2048, decode=True),
+    Row("qwen3-0.6b", 16, 2048, decode=True),
+    Row("qwen3-0.6b", 64, 2048, decode=True),
 )
 
 
@@ -76,6 +86,8 @@ def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
     if row.padded:
         given["attention_mask"] = _ends_early(given["input_ids"])
     placed = tree_map_only(torch.Tensor, lambda t: _on(t, device), given)
+    if row.decode:
+        placed = with_cache(model, placed["input_ids"])
     return model, Call(kwargs=placed, name=row.shape(size))
 
 

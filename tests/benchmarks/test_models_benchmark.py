@@ -13,7 +13,8 @@ from hotswap.benchmarks import models
 from hotswap.benchmarks.models_kit import race
 from hotswap.benchmarks.models_kit.arms import BuiltArm
 from hotswap.benchmarks.models_kit.blame import ArmLost, Watch, cause
-from hotswap.benchmarks.models_kit.suite import Row
+from hotswap.benchmarks.models_kit.cached import cached_bytes, stepping
+from hotswap.benchmarks.models_kit.suite import Row, build
 
 ROW = Row("bert-base", 2, 32)
 HOW = race.Asked("tiny", "cpu", ("compile",), ("eager",), "none", race_seconds=1.0)
@@ -84,6 +85,18 @@ def test_an_arm_left_out_beforehand_is_in_the_rows_with_the_reason(arms: dict[st
     how = race.Asked("tiny", "cpu", ("compile",), ("eager",), "none", race_seconds=1.0, without={"compile": "it died"})
     made = {r["arm"]: r for r in race.measured(ROW, how, silent, Watch())}
     assert (made["compile"]["ms"], made["compile"]["note"]) == (None, "it died")
+
+
+def test_a_decode_step_begins_where_the_last_one_began() -> None:
+    model, call = build(Row("llama-3.2-1b", 2, 8, decode=True), "tiny", "cpu")
+    (cache,) = (v for v in call.kwargs.values() if hasattr(v, "layers"))
+    step = stepping(call, lambda: model(**call.kwargs).logits)
+    with torch.no_grad():
+        assert torch.equal(step(), step())
+    assert {int(layer.cumulative_length) for layer in cache.layers} == {32}
+    room = cache.layers[0].keys.shape[2]
+    held = sum(t.numel() * 2 for layer in cache.layers for t in (layer.keys, layer.values))
+    assert cached_bytes(call) == held * 32 // room
 
 
 CHILD = """

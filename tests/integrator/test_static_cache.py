@@ -1,7 +1,8 @@
-"""Decoding through a static cache, each step a replayed graph: the cache is written where it lies, tokens are eager's."""
+"""Decoding through a static cache, each step a replayed graph: it is written where it lies, and tokens are eager's."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_cuda_graphs import FakeGraphs
 from hotswap.integrator import tails
 from hotswap.integrator.cuda_graphs import why_not_nodes
 from hotswap.integrator.graph_way import GraphWay
+from hotswap.integrator.in_place import InPlace
 from hotswap.integrator.results import Tail
 from hotswap.integrator.swap_graph import Sites
 
@@ -56,3 +58,25 @@ def test_replayed_steps_give_eagers_tokens_and_a_second_cache_compiles_nothing(t
         assert torch.equal(tokens(model, way), want)
         assert (way.captured["replays"], device.records) == (caches * (STEPS - 1), caches)
     assert way.compiles == 1
+
+
+def test_generate_over_a_static_cache_runs_the_patched_forward_and_compiles_nothing_around_it() -> None:
+    model = small_llama()
+    original, calls = model.forward, []
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        calls.append(torch.compiler.is_compiling())
+        return original(*args, **kwargs)
+
+    everywhere = transformers.CompileConfig(backend="eager")
+    everywhere._compile_all_devices = True  # what a GPU has by default
+    prompt = torch.randint(3, 97, (1, 6), generator=torch.Generator().manual_seed(0))
+    asked = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static", "compile_config": everywhere}
+    want = model.generate(prompt, **asked | {"disable_compile": True})
+    placed = InPlace(model, patched, object(), "Llama")
+    placed.put()
+    assert torch.equal(model.generate(prompt, **asked), want)
+    assert calls == [False] * 4
+    assert "get_compiled_call" not in copy.deepcopy(model).__dict__
+    placed.take_out()
+    assert "get_compiled_call" not in model.__dict__
