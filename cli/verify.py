@@ -23,8 +23,9 @@ EXAMPLES = examples("hotswap verify last", "hotswap verify runs/minilm --batch 3
 @click.command(epilog=EXAMPLES)
 @click.argument("run", metavar="RUN")
 @settings_options("batch", "seq_len", "seed", config=False)
+@click.option("--equal-bits", is_flag=True, help="Fail where any output differs from eager's by a single bit.")
 @json_option
-def command(run: str, as_json: bool, **flags: Any) -> None:
+def command(run: str, equal_bits: bool, as_json: bool, **flags: Any) -> None:
     """Check again that the model patched by RUN is still the model: all outputs, several inputs, beside eager and fp32.
 
     Other inputs may be asked for. Exits with 1 where it is not.
@@ -49,9 +50,17 @@ def command(run: str, as_json: bool, **flags: Any) -> None:
         print_json({"run": str(folder), "checks": [c.to_dict() for c in checks]})
     else:
         print_checks(checks)
+    require(checks, str(folder), equal_bits=equal_bits)
+
+
+def require(checks: Sequence[Check], run: str, *, equal_bits: bool) -> None:
+    """Raise VerificationFailed unless every check passed; equal_bits: and every leaf compared is eager's to the bit."""
     failed = [c.name for c in checks if not c.passed]
     if failed:
-        raise VerificationFailed(f"{folder}: the patched model is not the model on {', '.join(failed)}")
+        raise VerificationFailed(f"{run}: the patched model is not the model on {', '.join(failed)}")
+    rounded = [c.name for c in checks if c.bitwise is False]
+    if equal_bits and rounded:
+        raise VerificationFailed(f"{run}: within eager's own error, but not its bits, on {', '.join(rounded)}")
 
 
 def tail_of(folder: Path) -> Tail | None:

@@ -51,6 +51,7 @@ class Check(Record):
     """One verification input.
 
     top1: share of equal arg-max over the last dim of the leading float leaf, None where it means nothing.
+    bitwise: every leaf is eager's bit for bit; None where leaves were not compared.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Check(Record):
     kl: float | None
     top1: float | None
     detail: str
+    bitwise: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,8 @@ def _judge(case: Case, got: Leaves | str) -> Check:
     leaves = tuple(j.check for j in judged)
     passed = all(leaf.passed for leaf in leaves)
     detail = "; ".join((*_failures(judged), *_summary(judged, agreed), *((case.note,) if case.note else ())))
-    return Check(case.call.name, passed, leaves, agreed.kl if agreed else None, agreed.top1 if agreed else None, detail)
+    kl, top1 = (agreed.kl, agreed.top1) if agreed else (None, None)
+    return Check(case.call.name, passed, leaves, kl, top1, detail, bitwise=all(j.bitwise for j in judged))
 
 
 def _yardstick(case: Case, leaf: Leaf) -> torch.Tensor | None:

@@ -1,7 +1,8 @@
-"""Is it still the model? Every leaf, NaN included, against eager and one precision up (A22, A60, A61)."""
+"""Is it still the model? Every leaf, NaN included, against eager and one precision up (A22, A38, A60, A61)."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import batch, net, tiny_llama
+from small_models import Norm, batch, net, tiny_llama
 from stand_ins import kernel_calls, winners_of, with_source
 from torch import nn
 from torch.nn import functional
 
 import hotswap
+from hotswap.cli.verify import require
 from hotswap.integrator.verify import verify
+from hotswap.models.errors import VerificationFailed
 from hotswap.models.workload import Call
 from hotswap.optimizer.winner import Winner
 
@@ -128,3 +131,18 @@ def test_a61_nan_of_fully_masked_rows_must_stand_where_it_stood_and_nowhere_else
         outcomes[name] = check.passed
     assert outcomes == {"honest": True, "wipes": False, "spreads": False}
     assert functional.softmax(torch.full((2,), float("-inf")), 0).isnan().all()
+
+
+def test_a38_equal_bits_can_be_asked_for(save_run: SaveRun) -> None:
+    model, x = Norm().bfloat16(), batch(64).bfloat16()
+    (winner,) = winners_of(model.forward, x)
+    finer = (
+        "def kernel(x, w):\n    f = x.double()\n    f = f * (f.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()\n"
+        "    return (w.double() * f).to(x.dtype)\n"
+    )
+    for winners, equal in (([winner], True), ([with_source(winner, finer)], False)):
+        checks = verify(model, partial(hotswap.patched, model, save_run(winners)), [Call((x,))], derive=False)
+        assert [(c.passed, c.bitwise) for c in checks] == [(True, equal)]
+        require(checks, "run", equal_bits=False)
+        with contextlib.nullcontext() if equal else pytest.raises(VerificationFailed, match="not its bits"):
+            require(checks, "run", equal_bits=True)
