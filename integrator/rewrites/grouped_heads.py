@@ -1,7 +1,8 @@
 """Give attention its few key and value heads as they are, not repeated in memory for each query head.
 
-Precondition: no mask (only kernels that take none know groups well), a GPU and a 16-bit dtype; the few heads are still
-what they were when they were repeated. Proof: the chain of
+Precondition: no mask (only kernels that take none know groups well), or a single query and a mask that all heads share:
+then the heads of a group are queries of one key head. A GPU and a 16-bit dtype; the few heads are still what they were
+when they were repeated. Proof: the chain of
 views and copies between is run on numbers that name the elements, and gives each head as often as there are queries.
 """
 
@@ -14,8 +15,9 @@ from torch import fx
 
 from ...extractor.node_ops import NodeKind, example, node_kinds, ops_of
 from ..writes import Writes, find_writes
-from .attention_call import AttentionCall, attention_calls
-from .graph_edit import drop_unused
+from .attention_call import AttentionCall, attention_calls, sdpa
+from .graph_edit import drop_unused, insert_call
+from .packed_use import fits
 from .rewrite import Applied, Notes, Rewrite, Setting
 
 _COPIES = frozenset({torch.ops.aten.clone.default})
@@ -32,7 +34,7 @@ def ungroup(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], dtypes: fr
     proofs: dict[Any, bool] = {}
     for call in attention_calls(gm):
         fake = example(call.query)
-        if call.mask is not None or call.grouped or not call.is_static:
+        if call.grouped or not call.is_static or not (call.mask is None or _is_one_query(call)):
             continue
         if fake.dim() != 4 or fake.device.type not in on or fake.dtype not in dtypes:
             continue
@@ -41,11 +43,35 @@ def ungroup(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], dtypes: fr
             continue
         if all(_is_current(chain, call, writes) and _repeats(chain, call, proofs) for chain in (key, value)):
             heads = example(key[-1]).shape[1]
-            call.write(key=key[-1], value=value[-1], grouped=True)
+            if call.mask is None:
+                call.write(key=key[-1], value=value[-1], grouped=True)
+            elif not _heads_as_queries(gm, call, key[-1], value[-1]):
+                continue
             notes.applied.append(
                 Applied(GROUPED_HEADS.name, call.node.name, f"{heads} key heads for {fake.shape[1]} queries' heads")
             )
             drop_unused(gm, [key[0], value[0]])
+
+
+def _is_one_query(call: AttentionCall) -> bool:
+    mask = example(call.mask) if isinstance(call.mask, fx.Node) else None
+    shared = isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[1] == 1
+    return shared and call.lengths[0] == 1 and call.causal is False
+
+
+def _heads_as_queries(gm: fx.GraphModule, call: AttentionCall, key: fx.Node, value: fx.Node) -> bool:
+    """Let the heads of a group be queries of their one key head; whether what reads the result stood its strides."""
+    rows, heads, _, width = example(call.query).shape
+    few = example(key).shape[1]
+    query = insert_call(call.node, "reshape", (call.query, rows, few, heads // few, width))
+    said = {"attn_mask": call.mask, "dropout_p": call.dropout, "is_causal": False, "scale": call.scale}
+    made = insert_call(call.node, sdpa, (query, key, value), said | {"enable_gqa": False})
+    whole = insert_call(call.node, "reshape", (made, rows, heads, 1, example(value).shape[-1]))
+    fit = all(fits(user, call.node, example(whole)) for user in call.node.users)
+    if fit:
+        call.node.replace_all_uses_with(whole)
+    drop_unused(gm, [call.node if fit else whole])
+    return fit
 
 
 def _is_current(chain: tuple[fx.Node, ...], call: AttentionCall, writes: Writes) -> bool:

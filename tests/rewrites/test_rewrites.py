@@ -171,6 +171,22 @@ def test_heads_repeated_in_another_order_stay() -> None:
     assert "reshape" in targets(gm)
 
 
+@pytest.mark.parametrize("heads_of_mask", [1, 4])
+def test_heads_of_a_single_masked_query_become_queries_of_their_key_head(heads_of_mask: int) -> None:
+    def run(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        wide = k[:, :, None].expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8)
+        return sdpa(q, wide, wide, attn_mask=mask).transpose(1, 2).reshape(2, 1, -1)
+
+    q, k = torch.randn(2, 1, 4, 8).transpose(1, 2), torch.randn(2, 2, 6, 8)
+    mask = (torch.arange(6) <= torch.tensor([2, 4])[:, None])[:, None, None].expand(2, heads_of_mask, 1, 6)
+    gm, inputs = graph_of(run, q, k, mask)
+    ungroup(gm, Notes(), on=("cpu",), dtypes=FP32)
+    (call,) = (n for n in done(gm).graph.nodes if n.target is sdpa)
+    queries = tuple(call.args[0].meta["example_value"].shape)
+    assert queries == ((2, 2, 2, 8) if heads_of_mask == 1 else (2, 4, 1, 8))
+    torch.testing.assert_close(gm(*inputs)[0], run(q, k, mask))
+
+
 def test_attention_reads_what_was_concatenated_with_nothing() -> None:
     def run(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         keys = torch.cat([torch.tensor([]), q], -2)
