@@ -132,6 +132,10 @@ def _head(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.G
     return [_randn((rows, inner), dtype, device, draws), weight]
 
 
+def _head_target(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.Generator) -> list[Tensor]:
+    return [*_head(size, dtype, device, draws), _logits((size[0], size[2]), dtype, device, draws)[1]]
+
+
 def _heads(size: tuple[int, ...], dtype: torch.dtype, device: str, draws: torch.Generator) -> list[Tensor]:
     batch, queries, keys, length, depth = size
     return [_randn((batch, h, length, depth), dtype, device, draws) for h in (queries, keys, keys)]
@@ -215,6 +219,10 @@ def three_linears(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, .
 
 def head(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (F.linear(x, weight),)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    return (F.cross_entropy(F.linear(x, weight).float(), target),)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -329,5 +337,9 @@ FAMILIES = (
     Family(
         "linear+gelu", linear_gelu, _head_bias, ("x", "weight", "bias"), ((8192, 768, 3072), (4096, 4096, 4096)),
         weights=("weight", "bias"), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2],
+    ),
+    Family(
+        "linear cross entropy", linear_cross_entropy, _head_target, ("x", "weight", "target"), ((8192, 768, 50257),),
+        weights=("weight",), kind="anchor", flops=lambda s: 2 * s[0] * s[1] * s[2],
     ),
 )  # fmt: skip

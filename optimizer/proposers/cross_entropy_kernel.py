@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .loss_kernel import _reduced, _wait
+
 # Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
 # launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
 WARPS = 4
@@ -39,14 +41,6 @@ def _fold(peak, total, x):
     new = tl.maximum(peak, tl.max(tl.max(x, axis=2), axis=1))
     part = tl.sum(tl.sum(tl.exp(x - new[:, None, None]), axis=2), axis=1)
     return new, total * tl.exp(peak - new) + part
-
-
-@triton.jit
-def _wait(SOON: tl.constexpr):
-    """Wait for the kernel before, and let the one behind be launched, which waits in its turn."""
-    if SOON:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -114,26 +108,6 @@ def _join(
     tl.store(loss_ptr + row, tl.where(target == IGNORED, 0.0, loss))
 
 
-@triton.jit
-def _reduce(
-    loss_ptr, target_ptr, out_ptr, rows,
-    IGNORED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, SOON: tl.constexpr,
-):  # fmt: skip
-    """Add up all rows in one program, always in the same order."""
-    _wait(SOON)
-    losses = tl.zeros([BLOCK], tl.float32)
-    counts = tl.zeros([BLOCK], tl.float32)
-    for done in range(0, rows, BLOCK):
-        at = done + tl.arange(0, BLOCK)
-        losses += tl.load(loss_ptr + at, mask=at < rows, other=0.0)
-        target = tl.load(target_ptr + at, mask=at < rows, other=IGNORED)
-        counts += tl.where(target == IGNORED, 0.0, 1.0)
-    loss = tl.sum(losses, axis=0)
-    if MEAN:
-        loss = loss / tl.sum(counts, axis=0)
-    tl.store(out_ptr, loss)
-
-
 def _cross_entropy(logits, target):
     n = logits.shape[-1]
     x = logits.reshape(-1, n)
@@ -157,12 +131,4 @@ def _cross_entropy(logits, target):
                 x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, SOON=EARLY,
                 num_warps=1, **launch,
             )  # fmt: skip
-    if alone:
-        return loss
-    out = torch.empty((), dtype=OUT, device=x.device)
-    block, warps = (1024, 4) if rows <= 1024 else (4096, 8)
-    _reduce[(1,)](
-        loss, target, out, rows, IGNORED=IGNORE, MEAN=REDUCTION == "mean", BLOCK=block, SOON=EARLY,
-        num_warps=warps, **launch,
-    )  # fmt: skip
-    return out
+    return loss if alone else _reduced(loss, target, IGNORE, REDUCTION == "mean", OUT, EARLY)

@@ -10,6 +10,7 @@ from .cpu_attention import CpuAttention
 from .cross_entropy import CrossEntropy
 from .epilogue import Epilogue
 from .gemv import Gemv
+from .linear_cross_entropy import LinearCrossEntropy
 from .matmul_epilogue import MatmulEpilogue
 from .merged_linears import MergedLinears
 from .merged_matmul import MergedMatmul
@@ -24,7 +25,7 @@ def proposers(loaded: LoadedTask) -> list[Proposer]:
     if loaded.task.device == "cpu":
         return [PackedLinear(loaded), CpuAttention(loaded), Epilogue(loaded), Template(loaded)]
     return [
-        CrossEntropy(loaded), WideSoftmax(loaded), MergedLinears(loaded), MergedMatmul(loaded), PaddedLinear(loaded),
-        AttentionChoice(loaded), Gemv(loaded), MatmulEpilogue(loaded), Epilogue(loaded), Template(loaded),
-        Apart(loaded),
+        CrossEntropy(loaded), LinearCrossEntropy(loaded), WideSoftmax(loaded), MergedLinears(loaded),
+        MergedMatmul(loaded), PaddedLinear(loaded), AttentionChoice(loaded), Gemv(loaded), MatmulEpilogue(loaded),
+        Epilogue(loaded), Template(loaded), Apart(loaded),
     ]  # fmt: skip

@@ -106,3 +106,49 @@ def linears(reference: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> li
         return None
     found = [linear(node) for node in results(graph)]
     return [f for f in found if f is not None] if all(found) else None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross entropy of unweighted classes over the last dimension of logits. target: position of an input.
+
+    logits: the node, before it is widened or flattened. dtype: of the result. rows: how many the first call has.
+    """
+
+    logits: fx.Node
+    target: int
+    reduction: str
+    ignore: int
+    dtype: str
+    rows: int
+
+
+def loss(reference: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Loss | None:
+    """Return the cross entropy a reference returns; None where it computes anything else or more behind it."""
+    graph = traced(reference, inputs)
+    (node, *others) = results(graph) if graph is not None else (None,)
+    first = isinstance(node, fx.Node) and getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 0
+    nll: Any = node.args[0] if first else node  # type: ignore[union-attr]
+    if others or not isinstance(nll, fx.Node) or nll.target is not aten.nll_loss_forward.default:
+        return None
+    given: Any = nll.args
+    log_probability, target, weight, reduction, ignore = given
+    softmax = without_views(log_probability)
+    if weight is not None or not isinstance(softmax, fx.Node) or softmax.target is not aten._log_softmax.default:
+        return None
+    x, dim = softmax.args[:2]
+    shape = value(log_probability).shape
+    # A loss by row comes back in the shape of the flat rows; another shape would need a view behind it.
+    if dim not in (-1, value(softmax).dim() - 1) or len(shape) != 2 or value(x).shape[-1] != shape[-1]:
+        return None
+    labels, logits = input_position(_flat(target)), without_widening(x)
+    if labels is None or not isinstance(logits, fx.Node):
+        return None
+    dtype = str(value(node).dtype).removeprefix("torch.")
+    return Loss(logits, labels, ("none", "mean", "sum")[int(reduction)], int(ignore), dtype, shape[0])
+
+
+def _flat(target: Any) -> Any:
+    while isinstance(target, fx.Node) and target.target in (aten.view.default, aten._unsafe_view.default):
+        target = target.args[0]
+    return target

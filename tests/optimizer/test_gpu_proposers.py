@@ -22,6 +22,7 @@ from hotswap.optimizer.proposers.attention_choice import AttentionChoice
 from hotswap.optimizer.proposers.cross_entropy import CrossEntropy
 from hotswap.optimizer.proposers.gemv import Gemv
 from hotswap.optimizer.proposers.kernel_file import next_candidate, rendered
+from hotswap.optimizer.proposers.linear_cross_entropy import LinearCrossEntropy
 from hotswap.optimizer.proposers.matmul_epilogue import MatmulEpilogue
 from hotswap.optimizer.proposers.merged_linears import MergedLinears
 from hotswap.optimizer.proposers.merged_matmul import MergedMatmul
@@ -169,6 +170,44 @@ def test_what_is_more_than_a_plain_cross_entropy_is_left_to_others(reference: Re
 def test_cross_entropy_on_a_cpu_is_left_to_others() -> None:
     task = loaded(loss("mean"), tokens((4, 8)))
     assert CrossEntropy(task).propose(dataclasses.replace(task.task, device="cpu"), []) is None
+
+
+def head_loss(reduction: str, *, widen: bool = True) -> Reference:
+    def reference(x: Any, weight: Any, target: Any, bias: Any = None) -> tuple[torch.Tensor, ...]:
+        logits = F.linear(x, weight, bias).view(-1, weight.shape[0])
+        logits = logits.float() if widen else logits
+        return (F.cross_entropy(logits, target.view(-1), reduction=reduction),)
+
+    return reference
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(("bias", "inner", "width"), [(True, 64, 301), (False, 37, 130)])
+def test_cross_entropy_of_a_linear_is_right_without_its_outputs(
+    interpreter: Interpreter, reduction: str, bias: bool, inner: int, width: int
+) -> None:
+    torch.manual_seed(0)
+    target = torch.randint(0, width, (2, 35))
+    target[0, 3], target[1, 7] = -100, width - 1
+    given = {"x": torch.randn(2, 35, inner).half(), "weight": torch.randn(width, inner).half(), "target": target}
+    given |= {"bias": torch.randn(width).half()} if bias else {}
+    task = loaded(head_loss(reduction), given, ("weight", "bias"))
+    source = source_of(LinearCrossEntropy(task), task.task).replace("ROWS = 128", "ROWS = 32").replace("= 256", "= 64")
+    (got,) = interpreter.run(source, list(given.values()))
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in given.items()}
+    (exact,) = head_loss(reduction, widen=False)(*wide.values())
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), exact, rtol=3e-6, atol=0)
+
+
+def test_cross_entropy_of_more_than_a_linear_is_left_to_others() -> None:
+    given = {"x": torch.randn(6, 16).half(), "weight": torch.randn(8, 16).half(), "target": torch.randint(0, 8, (6,))}
+    for reference in (
+        lambda x, w, t: (F.cross_entropy(F.linear(x, w).float() * 2, t),),
+        lambda x, w, t: (F.cross_entropy(F.linear(x, w).float(), t), F.linear(x, w)),
+    ):
+        task = loaded(reference, given, ("weight",))
+        assert LinearCrossEntropy(task).propose(task.task, []) is None
 
 
 @pytest.mark.parametrize(("width", "held"), [(8192, 0), (8203, 0), (8203, 3), (8193, 8), (8192, 8), (10240, 2)])
@@ -511,6 +550,11 @@ def test_a_linear_of_one_row_is_right_on_the_device(bias: bool, tmp_path: Path) 
 
 
 ON_DEVICE: dict[str, tuple[Callable[[LoadedTask], Proposer], Reference, dict[str, tuple[int, ...]]]] = {
+    "loss of a linear": (
+        LinearCrossEntropy,
+        head_loss("none"),
+        {"x": (1027, 768), "weight": (5003, 768), "target": (1027,)},
+    ),
     "softmax, odd": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (300, 50257)}),
     "softmax held whole": (WideSoftmax, lambda x: (x.softmax(-1),), {"x": (300, 32768)}),
     "log-softmax": (WideSoftmax, lambda x: (x.log_softmax(-1),), {"x": (5, 8193)}),
@@ -526,7 +570,10 @@ def test_the_first_settings_are_right_on_the_device(case: str, number: int, tmp_
     torch.manual_seed(0)
     proposer, reference, shapes = ON_DEVICE[case]
     scale = 1 if "softmax" in case else 768**-0.25
-    given = {n: (scale * torch.randn(s)).bfloat16() for n, s in shapes.items()}
+    given = {
+        n: torch.randint(0, 5003, s) if n == "target" else (scale * torch.randn(s)).bfloat16()
+        for n, s in shapes.items()
+    }
     task = loaded(reference, given, ("weight", "bias"))
     history: list[Attempt] = []
     for _ in range(number + 1):
@@ -538,5 +585,5 @@ def test_the_first_settings_are_right_on_the_device(case: str, number: int, tmp_
     got = load_function(path, "kernel")(*(t.cuda() for t in given.values()))
     assert isinstance(got, torch.Tensor)
     assert got.is_contiguous()
-    (exact,) = reference(*(t.cuda().double() for t in given.values()))
+    (exact,) = reference(*(t.cuda().double() if t.is_floating_point() else t.cuda() for t in given.values()))
     torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-2 if "rows" in case else 1e-30)
