@@ -97,7 +97,8 @@ def run_problem(path: Path, out: Path, settings: Settings, seconds: float, llm: 
         new_task(path, folder, device=device, dtype=dtype, seed=settings.seed)
         winner = searched(folder, out, seconds, llm)
     except HotswapError as error:  # not one graph, random, a trivial answer passes, or the file itself raises
-        return Outcome(path.stem, str(error), "leave", None, {}, 0, "skipped")
+        why = str(error).removeprefix(f"{path}: ").removeprefix(f"{folder}: ")
+        return Outcome(path.stem, why, "leave", None, {}, 0, "skipped")
     if winner.source is not None:
         function = function_of(read_problem(path, settings.seed), device, dtype)
         text = model_new(path.read_text(encoding="utf-8"), winner.source, function.paths)
@@ -127,12 +128,25 @@ def speedups(winner: Winner) -> dict[str, float]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return what is printed at the end: the score, and what was skipped and why."""
-    counted = [o for o in outcomes if o.skipped is None]
-    lines = [f"{len(counted)} problems counted, {len(outcomes) - len(counted)} skipped", "", "fast_p   eager  compile"]
+    """Return what is printed at the end: each problem that counts, the score, and what was skipped and why."""
+    counted, skipped = ([o for o in outcomes if (o.skipped is None) is wanted] for wanted in (True, False))
+    width = max((len(o.problem) for o in outcomes), default=0)
+    lines = [f"{'problem':{width}}    eager  compile  ends with"]
+    lines += [f"{o.problem:{width}}  {_times(o, 'eager')}  {_times(o, 'inductor')}  {_ending(o)}" for o in counted]
+    lines += ["", f"{len(counted)} problems counted, {len(skipped)} skipped", "", "fast_p   eager  compile"]
     lines += [f"p = {p:<4g} {fast_p(outcomes, p, 'eager'):5.2f}  {fast_p(outcomes, p, 'inductor'):7.2f}" for p in PS]
-    lines += [f"skipped  {o.problem}: {o.skipped}" for o in outcomes if o.skipped is not None]
+    lines += ["", *(f"skipped  {o.problem}: {o.skipped}" for o in skipped)] if skipped else []
     return "\n".join(lines)
+
+
+def _times(outcome: Outcome, rival: str) -> str:
+    width = len("compile")
+    return f"{outcome.speedup[rival]:{width - 1}.2f}x" if rival in outcome.speedup else f"{'-':>{width}}"
+
+
+def _ending(outcome: Outcome) -> str:
+    by = f" by {outcome.proposer}" if outcome.proposer else ""
+    return f"{outcome.choice}{by}, {outcome.attempts} tried"
 
 
 def main() -> int:

@@ -23,4 +23,5 @@ def llm_notes(run: Path) -> tuple[str, ...]:
     account = LlmAccount.load(path)
     answers = f"{account.usable} usable answers, {account.malformed} malformed, {account.repeated} known already"
     ended = f"; stopped: {account.stopped}" if account.stopped not in (None, OVER) else ""
-    return (f"language model {account.model}: {account.spent} of {account.budget}; {answers}{ended}",)
+    left = "".join(f"; given up on {task}: {reason}" for task, reason in account.given_up.items())
+    return (f"language model {account.model}: {account.spent} of {account.budget}; {answers}{left}{ended}",)

@@ -27,7 +27,7 @@ from .winner import Winner
 
 # A proposer that offers this many known sources in a row has nothing new.
 REPEATS_ALLOWED = 100
-# So long a first candidate is waited for when the time is over already.
+# So long after the baseline a first candidate is waited for, even when the time is over already.
 _GRACE_S = 10.0
 
 
@@ -83,9 +83,11 @@ def search(
     progress(task.name, 0.0, seconds, "the baseline: eager and Inductor's code")
     hunt = Hunt(task, folder, ledger, judge)
     waiting = deque(proposers)
+    opened: float | None = None
     while waiting and not hunt.at_floor():
         passed = time.monotonic() - started
-        if passed >= seconds and (hunt.history or passed >= seconds + _GRACE_S):
+        opened = passed if opened is None else opened
+        if passed >= seconds and (hunt.history or passed >= opened + _GRACE_S):
             break  # a baseline that took all the time was for nothing without one try
         proposer = waiting.popleft()
         progress(task.name, passed, seconds, f"{hunt.standing()}, next {proposer.name}")

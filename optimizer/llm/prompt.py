@@ -12,6 +12,7 @@ from ...extractor.task import Task
 from ...models.hide_keys import scrub
 from ...profiler.recording import Limits
 from ..attempt import Attempt
+from ..decision import headroom
 from ..verdict import Race
 from .door import Message
 from .strategy import Move
@@ -147,6 +148,19 @@ def outcome(attempt: Attempt) -> str:
     won, us = verdict.speedup, attempt.median_us
     speed = f"{won.median:.2f}x the best rival ({won.low:.2f} to {won.high:.2f})" if won else "untimed"
     return f"accepted, {speed}{f', {us:.1f} us a call' if us else ''}{', the best so far' if attempt.kept else ''}"
+
+
+def reached(setting: Setting, attempt: Attempt) -> str:
+    """Return how an attempt ended and, where it was timed, what it draws from this machine."""
+    task, said = setting.task, outcome(attempt)
+    slack = headroom(task, setting.baseline, attempt.verdict) if attempt.accepted and attempt.median_us else None
+    if slack is None:
+        return said
+    us = slack * task.floor_us
+    drawn = f"{1e-3 * task.bytes / us:.3g} of {setting.limits.copy_gb_s:.3g} GB/s"
+    if task.kind == "anchor":
+        drawn += f", {1e-6 * task.flops / us:.3g} TFLOP/s"
+    return f"{said}; {slack:.2f} times the floor, {drawn}"
 
 
 def _move(move: Move) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ from ...extractor.task import Task
 from ..attempt import Attempt
 from ..candidate import Candidate
 from .novelty import shape_of
-from .prompt import Setting, messages, outcome
+from .prompt import Setting, messages, reached
 from .service import Conversation, LlmService
 from .strategy import Move, next_move
 
@@ -79,14 +80,19 @@ class LlmProposer:
         if talk.too_long and not self._short:
             self._short = True  # what was tried and the playbook can be left out
         elif talk.too_long:
-            self._given_up = talk.failure
+            self._give_up(f"{talk.failure}; name a model that reads more")
         elif self._service.client.stopped is None:
             self._vain(talk.failure or "no kernel")
 
     def _vain(self, last: str) -> None:
         self._in_vain += 1
-        if self._in_vain >= _NOTHING_NEW:
-            self._given_up = f"{self._in_vain} answers in a row held nothing new, the last: {last}"
+        if self._in_vain == _NOTHING_NEW:
+            self._give_up(f"{self._in_vain} answers in a row held nothing new, the last: {last}")
+
+    def _give_up(self, reason: str) -> None:
+        """Ask nothing more for this task."""
+        self._given_up = reason
+        self._service.give_up(self._setting.task.name, reason)
 
     def ask_ahead(self, history: Sequence[Attempt]) -> None:
         """Have as many requests under way as may be, so that answers come while the judge is at work."""
@@ -95,7 +101,8 @@ class LlmProposer:
             and self._service.free > 0
             and len(self._talks) + len(self._ready) < self._service.parallel
         ):
-            move = next_move(history, self._asked, self._source, outcome, self._mending)
+            said = functools.partial(reached, self._setting)
+            move = next_move(history, self._asked, self._source, said, self._mending)
             self._asked += 1
             if move.strategy == "repair" and move.parent is not None:
                 self._mending.add(move.parent)

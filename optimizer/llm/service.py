@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...models.record import Record
 from .client import Client, Stopped, TooLongError
 from .door import Message, Reply
 from .meter import Spent
 from .replies import MalformedError, candidate_source
+
+logger = logging.getLogger(__name__)
 
 _REPLY_SHOWN_BACK = 24_000
 _JOIN_S = 1.0
@@ -26,7 +29,7 @@ class LlmAccount(Record):
     """How far a model got in a run: what was asked and spent, how the answers ended, and why it asks nothing more.
 
     stopped: None where it may go on. usable: answers that were a candidate. malformed: dropped, after one request to
-    mend them. repeated: known already.
+    mend them. repeated: known already. given_up: tasks for which no more is asked, each with the reason.
     """
 
     model: str
@@ -40,6 +43,7 @@ class LlmAccount(Record):
     malformed: int
     repeated: int
     stopped: str | None
+    given_up: dict[str, str] = field(default_factory=dict)
 
 
 class Conversation:
@@ -64,6 +68,7 @@ class LlmService:
         self._threads: list[threading.Thread] = []
         self._under_way = 0
         self.usable = self.malformed = self.repeated = 0
+        self._given_up: dict[str, str] = {}
 
     @property
     def free(self) -> int:
@@ -90,6 +95,13 @@ class LlmService:
         with self._lock:
             self.repeated += 1
 
+    def give_up(self, task: str, reason: str) -> None:
+        """Note that no more is asked for a task; the first time it is said, as the model may be of no use at all."""
+        with self._lock:
+            level = logging.INFO if self._given_up else logging.WARNING
+            self._given_up[task] = reason
+        logger.log(level, "%s: %s: %s; the search goes on without the language model", self.model, task, reason)
+
     def spent(self) -> Spent:
         return self.client.meter.spent()
 
@@ -109,6 +121,7 @@ class LlmService:
                 malformed=self.malformed,
                 repeated=self.repeated,
                 stopped=self.client.stopped,
+                given_up=dict(self._given_up),
             )
 
     def close(self) -> None:
@@ -150,5 +163,5 @@ class LlmService:
 
 def _read(reply: Reply, parent: str | None) -> str:
     if not reply.text.strip():
-        raise MalformedError("the reply is empty")
+        raise MalformedError("the reply is empty" + (": all its tokens went into thinking" if reply.cut else ""))
     return candidate_source(reply.text, parent, cut=reply.cut)

@@ -23,7 +23,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def gelu() -> Task:
     """A task with much to gain: its floor is far below what the scripted kernels reach."""
-    return gelu_task(floor_us=3.0)
+    return gelu_task(floor_us=3.0, bytes=600_000)
 
 
 @pytest.fixture

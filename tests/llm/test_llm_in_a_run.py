@@ -111,6 +111,27 @@ def test_a_model_that_cannot_be_asked_is_one_line_and_the_search_goes_on(
     assert why in llm_notes(tmp_path / "run")[0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            Answer(status=400, error="maximum context length is 8"),
+            "the prompt does not fit; name a model that reads more",
+        ),
+        (Answer(""), "6 answers in a row held nothing new, the last: the reply is empty"),
+    ],
+)
+def test_a_model_that_is_given_up_on_a_task_is_one_line_and_in_the_report(
+    searching: Searching, serve: Serve, tmp_path: Path, answer: Answer, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(lambda n, asked: answer)
+    assert searching(settings(tmp_path, api_base=server.base, llm_budget="50 requests")).choice == "inductor"
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert why in said
+    assert "given up on gelu: " in llm_notes(tmp_path / "run")[0]
+    assert why in llm_notes(tmp_path / "run")[0]
+
+
 def test_a_run_without_a_model_has_no_account(searching: Searching, tmp_path: Path) -> None:
     assert searching(resolve({"budget": "5s"}, folder=tmp_path)).choice == "inductor"
     assert llm_notes(tmp_path / "run") == ()

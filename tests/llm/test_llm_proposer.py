@@ -109,6 +109,7 @@ def test_the_prompt_has_the_task_the_machine_and_what_was_tried(bench: Bench, se
         "floor 3 us",
         "eager 20.0 us, inductor 10.0 us",
         "accepted, 1.05x the best rival",
+        "16.00 times the floor, 12.5 of 20 GB/s",
         "## Bound by memory",
         "## A kernel on the CPU",
     ):
@@ -186,10 +187,18 @@ def test_a_prompt_that_is_too_long_is_sent_again_without_history_and_playbook(be
 
 
 def test_several_requests_are_under_way_and_no_more_than_allowed(bench: Bench, serve: Serve) -> None:
+    """The first eight are answered when all eight have come."""
     numbers = iter(range(1000))
-    server = serve(lambda n, a: Answer(whole(kernel(9.0 + next(numbers) / 100)), delay_s=0.1))
-    bench.search(bench.proposer(server, parallel=8, requests=40))
-    assert 4 < server.most_at_once <= 8
+    full = threading.Barrier(8)
+
+    def answer(number: int, asked: Asked) -> Answer:
+        if number < 8:
+            full.wait(timeout=30.0)
+        return Answer(whole(kernel(9.0 + next(numbers) / 100)))
+
+    server = serve(answer)
+    bench.search(bench.proposer(server, parallel=8, requests=40), seconds=60.0)
+    assert server.most_at_once == 8
     assert len(bench.judge.asked) == 40
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -140,6 +141,20 @@ def test_eager_is_left_alone_where_nothing_is_faster(searching: Searching) -> No
     winner = searching(FakeJudge(inductor=20.0), Script(["wrong = 1"]))
     assert winner.choice == "leave"
     assert winner.reason.endswith("none of 1 candidates passed: wrong at 3 of 4096 values (smoke)")
+
+
+def test_a_baseline_that_took_all_the_time_is_followed_by_one_try(
+    searching: Searching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    class Slow(FakeJudge):
+        def baseline(self) -> Race:
+            now[0] += 1000.0
+            return super().baseline()
+
+    monkeypatch.setattr("hotswap.optimizer.search.time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert searching(Slow(), Script([us(8.0), us(7.0)])).source == us(8.0)
 
 
 def test_a_proposer_says_why_it_has_nothing(searching: Searching) -> None:
