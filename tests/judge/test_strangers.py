@@ -133,7 +133,10 @@ STRANGERS: dict[str, Cheat] = {
         def drop(self, order, fds):
             self.outs = []
             if not os.fork():
-                time.sleep(0.02)
+                stopped = began = time.monotonic()
+                while time.monotonic() - began < 2 and time.monotonic() - stopped < 0.005:
+                    state = open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[0]
+                    if state == "T": stopped = time.monotonic()
                 os._exit(0)
         def kernel(x, weight):
             caller = sys._getframe(1)
