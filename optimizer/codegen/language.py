@@ -19,7 +19,7 @@ class Knobs(Protocol):
 
 @dataclass(frozen=True)
 class Language:
-    """How to write a region: `settings` from the best guess on, `around` one knob at a time from a known setting."""
+    """How to write a region: `settings` from the best guess on, `around` from what is known to be best."""
 
     name: str
     emit: Callable[[LoopProgram, Any], str]
@@ -40,7 +40,7 @@ class Language:
 
 
 CPP = Language("C++", cpp.emit, cpp.knob_space, cpp.neighbours, cpp.CppKnobs.from_dict)
-TRITON = Language("Triton", triton.emit, triton.knob_space, triton.neighbours, triton.TritonKnobs.from_dict)
+TRITON = Language("Triton", triton.emit, triton.knob_space, triton.around, triton.TritonKnobs.from_dict)
 
 
 def language_of(device: str) -> Language | None:

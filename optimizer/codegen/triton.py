@@ -6,10 +6,11 @@
 
 `kernel` plans once for each combination of shapes, strides and dtypes: it merges axes, chooses tile and form, and keeps
 the launch. Where nothing is reduced, a program has a tile of rows by columns, one row if everything is dense. Where
-something is, rows up to `whole` columns are held in registers and read once; wider ones go through a loop in as few
-passes as the reductions allow, a maximum and the sum of exponentials below it together; rows that begin at odd places
-are peeled to alignment; where rows are few, or memory runs down the rows, several programs share them and another
-kernel combines their parts. All sums run in a fixed order: the same input gives the same bits.
+something is, rows up to `whole` columns are held in registers and read once, in two tiles where one would leave lanes
+idle; wider ones go through a loop in as few passes as the reductions allow, a maximum and the sum of exponentials below
+it together; rows that begin at odd places are peeled to alignment; where rows are few, or memory runs down the rows,
+several programs share them and another kernel combines their parts. An axis of pieces (`unroll.py`) is no loop: all
+pieces of a row are made together. All sums run in a fixed order: the same input gives the same bits.
 
 Lengths do not compile anew: sizes are plain integers, of which Triton knows whether they are 1 or divisible by 16; tile
 sizes are powers of two of the width. Offsets of rows have 64 bits, those inside a tile 32 unless the tensor needs more.
@@ -26,11 +27,12 @@ from functools import lru_cache
 from typing import Self
 
 from .fuse import one_plus
-from .program import HALVES, LoopProgram
+from .program import HALVES, Load, LoopProgram
 from .triton_loops import Tiles
 from .triton_math import device_functions
 from .triton_passes import Passes
 from .triton_plan import RUNTIME, plan_text
+from .triton_tile import Tile
 from .unroll import unrolled
 
 
@@ -42,9 +44,11 @@ class TritonKnobs:
     whole: widest row that is held in registers at once.
     step: columns a program takes at a time in a loop.
     each: elements a thread, which gives the warps.
-    stages: loads in flight in a loop.
+    stages: steps of a loop, or tiles of a persistent program, that are under way.
     persistent: programs a processor that walk over all tiles, 0 for one program a tile.
     evict: tell the cache which data are read once and which again.
+    fit: hold a row whose width is no power of two in two tiles, where that leaves fewer lanes idle.
+    ahead: read all that a row needs before its first reduction, what all rows share before the first row.
     peel: start wide rows that begin anywhere in memory at a 16-byte boundary; what is left at both ends is taken apart.
     split: programs a processor should have; where rows are too few for that, several share a row and another kernel
     combines what they found. 0 for never.
@@ -58,6 +62,8 @@ class TritonKnobs:
     stages: int = 2
     persistent: int = 0
     evict: bool = False
+    fit: bool = True
+    ahead: bool = True
     peel: bool = True
     split: int = 4
     tall: int = 64
@@ -73,27 +79,61 @@ class TritonKnobs:
 
 # What each knob may be turned to, the most telling knob first.
 CHOICES: dict[str, tuple[int | bool, ...]] = {
-    "each": (16, 8, 32, 64),
-    "whole": (16384, 65536, 4096),
-    "tile": (4096, 1024, 2048, 8192),
-    "step": (4096, 2048, 8192, 16384),
+    "each": (16, 32, 64, 8),
+    "tile": (4096, 8192, 2048, 1024, 16384),
     "evict": (False, True),
-    "stages": (2, 1, 3, 4),
-    "persistent": (0, 1, 2, 4),
+    "fit": (True, False),
+    "ahead": (True, False),
     "split": (4, 2, 8, 0),
-    "tall": (64, 32, 128),
+    "tall": (64, 128, 32),
+    "stages": (2, 3, 4, 1),
+    "whole": (16384, 65536, 4096),
+    "step": (4096, 2048, 8192, 16384),
     "peel": (True, False),
+    "persistent": (0, 4, 16, 32, 2, 1),
 }
+
+# Where to start from, several knobs apart, so that a short search sees settings that differ in kind: occupancy against
+# registers, many programs against few that fetch the next rows meanwhile, loads through shared memory against none.
+ROWS: tuple[dict[str, int | bool], ...] = (
+    {}, {"each": 32, "ahead": False}, {"each": 32, "fit": False}, {"tile": 8192}, {"each": 32, "persistent": 32},
+    {"persistent": 2}, {"each": 32, "persistent": 4}, {"each": 32, "evict": True, "ahead": False},
+)  # fmt: skip
+TALL: tuple[dict[str, int | bool], ...] = (
+    {"each": 64, "tile": 8192, "stages": 3}, {"each": 64, "tile": 8192, "stages": 1}, {"each": 64},
+    {"each": 32, "stages": 1}, {"each": 64, "tile": 16384, "stages": 4, "split": 0},
+    {"each": 64, "tile": 8192, "stages": 3, "tall": 128}, {"each": 64, "tile": 8192, "stages": 3, "split": 8},
+)  # fmt: skip
+POINTWISE: tuple[dict[str, int | bool], ...] = ({}, {"each": 8}, {"each": 8, "tile": 2048}, {"each": 32, "tile": 8192})
+PIECES: tuple[dict[str, int | bool], ...] = (
+    {"each": 8, "tile": 2048}, {"each": 8}, {"each": 4, "tile": 1024}, {"each": 8, "tile": 1024},
+    {"each": 4, "tile": 2048}, {},
+)  # fmt: skip
 
 
 def knob_space(program: LoopProgram) -> list[TritonKnobs]:
-    """Return settings worth trying, the best guess first, no two of which give the same code."""
-    return list(_distinct(program, [TritonKnobs(), *_turned(TritonKnobs())]))
+    """Return settings worth trying, the best guesses first, no two of which give the same code."""
+    guesses = _guesses(program)
+    return list(_distinct(program, [*guesses, *_turned(guesses[0])]))
 
 
-def neighbours(program: LoopProgram, knobs: TritonKnobs) -> list[TritonKnobs]:
-    """Return the settings that differ from `knobs` in one knob and in the code."""
-    return list(_distinct(program, [knobs, *_turned(knobs)]))[1:]
+def around(program: LoopProgram, knobs: TritonKnobs) -> list[TritonKnobs]:
+    """Return what to try once `knobs` are the best known: the other best guesses, then its neighbours."""
+    return list(_distinct(program, [knobs, *_guesses(program), *_turned(knobs)]))[1:]
+
+
+def _guesses(program: LoopProgram) -> list[TritonKnobs]:
+    if program.reduces:
+        turned = TALL if _reads_down(program) else ROWS
+    else:
+        turned = PIECES if unrolled(program).unrolled is not None else POINTWISE
+    return [TritonKnobs.from_dict(TritonKnobs().as_dict() | t) for t in turned]
+
+
+def _reads_down(program: LoopProgram) -> bool:
+    """Whether rows run across memory where inputs are dense: nothing's last dimension is the columns."""
+    ends = [[t.axis for t in item.index[-1].terms] for item in program.code if isinstance(item, Load) and item.index]
+    return not any(program.column in axes for axes in ends)
 
 
 def _turned(knobs: TritonKnobs) -> Iterator[TritonKnobs]:
@@ -124,14 +164,19 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
     """Return all but the comments; knobs that have no bearing on the program are not in it."""
     program = _fuse(unrolled(program))
     tiles = Tiles(program, evict=knobs.evict)
-    kernels = [_kernel(tiles, "_tile", _tasks(tiles, tiles.tile(), knobs))]
+    tile = Tile(tiles, ahead=knobs.ahead)
+    kernels = [_kernel(tiles, "_tile", [*tile.common(), *_tasks(tiles, tile.block(), knobs)])]
     constants: dict[str, object] = {"TILE": knobs.tile, "EACH": knobs.each, "PERSISTENT": knobs.persistent}
     partials: list[tuple[str, str]] = []
     if program.reduces:
         passes = Passes(tiles)
         varying = tuple(n for n, a in enumerate(tiles.walks) if a.varies)
         kernels.append(_kernel(tiles, "_loop", _tasks(tiles, passes.plain(), knobs), _LOOP))
-        if knobs.peel and not tiles.strips:
+        fit, peel = knobs.fit and tile.divides, knobs.peel and not tiles.wider()
+        if fit:
+            both = [*tile.common(fitted=True), *_tasks(tiles, tile.block(fitted=True), knobs)]
+            kernels.append(_kernel(tiles, "_fit", both, ("REST",)))
+        if peel:
             flags = ("PEEL", *(f"L{n}" for n in varying))
             kernels.append(_kernel(tiles, "_peel", _tasks(tiles, passes.peeled(), knobs), (*_LOOP, *flags)))
         if knobs.split:
@@ -140,7 +185,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
         splits = f"({''.join(f'_split{n}, ' for n in range(passes.stages))})" if knobs.split else "()"
         constants |= {"WHOLE": knobs.whole, "STEP": knobs.step, "STAGES": knobs.stages, "TALL": knobs.tall}
         constants |= {"SPLIT": knobs.split, "SPLITS": splits, "LEAD": passes.lead(), "VARYING": varying}
-        constants |= {"PEEL": passes.peel() if knobs.peel and not tiles.strips else 0}
+        constants |= {"FIT": fit, "PEEL": passes.peel() if peel else 0}
     code = "\n\n\n".join(kernels)
     settings = "\n".join(f"{name} = {value}" for name, value in constants.items())
     return f"""import math
@@ -178,7 +223,7 @@ def _tasks(tiles: Tiles, body: list[str], knobs: TritonKnobs) -> list[str]:
     inner += [*tiles.rows(), *body]
     if not knobs.persistent:
         return ["task = tl.program_id(0)", *inner]
-    loop = "for task in tl.range(tl.program_id(0), tasks, tl.num_programs(0)):"
+    loop = f"for task in tl.range(tl.program_id(0), tasks, tl.num_programs(0), num_stages={knobs.stages}):"
     return [loop, *(f"    {line}" for line in inner)]
 
 

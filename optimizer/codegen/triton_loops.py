@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .finish import needs
 from .plan import Access, accesses, gathers, size_values, walk
 from .program import FLOATS, Compute, Constant, Load, LoopProgram, Position, Reduce, SizeOf
-from .triton_math import HELD, STORED, computed, identity, literal, reduced
+from .triton_math import HELD, STORED, computed, identity, literal
 from .triton_pieces import Strip, apart, strips, together, woven
 
 
@@ -43,6 +43,7 @@ class Segment:
 TILE = Segment()
 BODY = Segment(aligned=True)
 RIM = Segment(tag="e", mask="rim", lane="spot", start="")
+REST = Segment(tag="e", mask="beyond", lane="next", start="")
 
 
 @dataclass(frozen=True)
@@ -208,12 +209,13 @@ class Tiles:
             if self.code[value].kind == "scalar"
         ]
         lines += ["lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
-        for count in self._wider():
+        for count in self.wider():
             lines += [f"lane{count} = tl.arange(0, {count} * BLOCK)[None, :]"]
             lines += ["if WIDE:", f"    lane{count} = lane{count}.to(tl.int64)"]
         return lines
 
-    def _wider(self) -> list[int]:
+    def wider(self) -> list[int]:
+        """Return how many neighbours accesses take at a time, where it is more than one."""
         return sorted(set(self.counts) - {1})
 
     def rows(self) -> list[str]:
@@ -253,23 +255,13 @@ class Tiles:
         indexes = item.index if isinstance(item, Load) else (item.index,)
         return any(t.axis not in (None, self.program.column) for i in indexes for t in i.terms)
 
-    def tile(self) -> list[str]:
-        """Return the statements for a tile that holds its rows whole, or as much of them as `part` says."""
-        start = "0" if self.program.reduces else "part.to(tl.int64) * BLOCK if WIDE else part * BLOCK"
-        lines = [f"start = {start}", *self.columns("columns")]
-        lines += self.statements([v for v in sorted(self.live) if self.code[v].kind != "scalar"], TILE)
-        once = "live" if self.program.reduces else "row < tl.where(part == 0, rows, 0)"
-        return lines + [self.store(s, TILE, None if self.walks[s.access].varies else once) for s in self.stores]
-
     def statements(self, values: Sequence[int], segment: Segment, *, last: bool = True) -> list[str]:
-        """Return the statements that make values; loads that alternate along the row are made by one load."""
+        """Return the statements that make values of a segment; loads that alternate along the row are one load."""
         lines: list[str] = []
         done = set[Strip]()
         for value in values:
             item, strip = self.code[value], self.strips.get(value)
-            if isinstance(item, Reduce):
-                lines.append(f"v{value} = {reduced(item, self.masked(value, item.arg, segment))}")
-            elif strip is None:
+            if strip is None:
                 lines.append(f"{self.name(value, segment)} = {self.expression(value, segment, last=last)}")
             elif strip not in done:
                 done.add(strip)
@@ -279,7 +271,7 @@ class Tiles:
         return lines
 
     def columns(self, end: str) -> list[str]:
-        inside = [f"inside{n} = lane{n} < ({end} - start) * {n}" for n in self._wider()]
+        inside = [f"inside{n} = lane{n} < ({end} - start) * {n}" for n in self.wider()]
         return [f"inside = lane < {end} - start", *inside, "at = tl.cast(start, tl.int64)"]
 
     def masked(self, value: int, arg: int, segment: Segment) -> str:

@@ -70,11 +70,11 @@ def identity(op: str, dtype: str) -> str:
 _JOIN = {"prod": "times", "max": "larger", "min": "smaller", "any": "either", "all": "both"}
 
 
-def reduced(item: Reduce, name: str, axis: int = 1) -> str:
-    """Return the expression that reduces a tile over `axis`, which it keeps with size 1."""
+def reduced(item: Reduce, name: str, *, keep: bool = True) -> str:
+    """Return the expression that reduces a tile over its axis 1. keep: with size 1."""
     if item.op == "sum":
-        return f"tl.sum({name}, axis={axis}, keep_dims=True)"
-    return f"tl.reduce({name}, {axis}, {_JOIN[item.op]}, keep_dims=True)"
+        return f"tl.sum({name}, axis=1, keep_dims={keep})"
+    return f"tl.reduce({name}, 1, {_JOIN[item.op]}, keep_dims={keep})"
 
 
 def joined(item: Reduce, left: str, right: str) -> str:

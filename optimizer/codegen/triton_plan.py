@@ -69,7 +69,10 @@ REDUCTION = """
         meta["EVEN"] = rows % 16 == 0
     elif columns <= WHOLE and not few:
         functions, block = (_tile,), max(_power(columns), 16)
+        rest = _power(columns - block // 2)
         group = _together(rows, TILE // block, processors)
+        if FIT and columns >= 256 and rest <= block // 4:  # two tiles leave fewer lanes idle than one
+            functions, block, group, meta["REST"] = (_fit,), block // 2, 1, max(rest, 16)
     else:
         block, group = max(min(_power(columns), STEP), 16), 1
     tasks = groups = -(-rows // group)
@@ -101,6 +104,8 @@ def plan_text(tiles: Tiles) -> str:
         '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide, "EVEN": False}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
         "    warps = _warps(group * block)",
+        '    if "REST" in meta:  # so few that each has 16 bytes of the rest',
+        '        warps = max(warps // 2, min(warps, meta["REST"] // 256), 1)',
         '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": True}',
         f"    numbers = {_numbers(tiles)}",
         "    grid = min(tasks, processors * PERSISTENT) if PERSISTENT and not partial else tasks",

@@ -37,6 +37,8 @@ def built(compilers: Compilers, region: str, *inputs: Tensor, knobs: TritonKnobs
     ("region", "inputs", "kernels"),
     [
         ("rms_norm", (dense(2, 2048, 4096), dense(4096)), ["_tile"]),
+        ("layer_norm", (dense(1, 4096, 5120), dense(5120), dense(5120)), ["_fit"]),
+        ("layer_norm", (dense(1, 32768, 768), dense(768), dense(768)), ["_fit"]),
         ("swiglu", (dense(2, 2048, 4096), dense(2, 2048, 4096)), ["_tile"]),
         ("log_softmax", (dense(2, 2048, 50257),), ["_peel"]),
         ("logsumexp", (dense(2, 1, 1000000),), ["_split0", "_split1"]),
@@ -51,6 +53,15 @@ def test_a_region_compiles_for_its_shapes_without_spills(
     assert build.trouble(TARGET) is None
     assert [k.name for k in build.kernels] == kernels
     assert all(16 <= k.registers <= 128 and k.stack == 0 for k in build.kernels)
+
+
+def test_a_row_in_two_tiles_exchanges_no_more_than_a_row_in_one(compilers: Compilers) -> None:
+    wide, narrow = (
+        built(compilers, "layer_norm", dense(1, 4096, n), dense(n), dense(n), knobs=TritonKnobs(each=32)).kernels[0]
+        for n in (5120, 768)
+    )
+    assert (wide.warps, wide.shared) == (4, 4 * 4)  # a float32 for each warp
+    assert (narrow.warps, narrow.shared) == (1, 0)
 
 
 def test_too_much_in_too_few_registers_is_told(compilers: Compilers) -> None:

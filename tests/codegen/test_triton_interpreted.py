@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotswap.optimizer.codegen.lower import lower
-from hotswap.optimizer.codegen.triton import TritonKnobs, emit, knob_space, neighbours
+from hotswap.optimizer.codegen.triton import TritonKnobs, around, emit, knob_space
 from hotswap.optimizer.codegen.triton_interpreter import Interpreter, Misbehaved
 
 reducing = pytest.mark.parametrize(
@@ -104,6 +104,27 @@ def test_a_region_is_computed_as_float64_would_at_sizes_it_was_not_traced_at(
 @pytest.mark.parametrize("form", FORMS)
 def test_wide_rows_in_a_loop_compute_the_same(run: Runner, region: Region, form: str) -> None:
     compare(run, region, torch.bfloat16, region.inputs(2, 45, torch.bfloat16), FORMS[form])
+
+
+@reducing
+@pytest.mark.parametrize("columns", [385, 640, 1280])
+@pytest.mark.parametrize("knobs", [TritonKnobs(), TritonKnobs(ahead=False, persistent=1)], ids=["once", "persistent"])
+def test_a_row_in_two_tiles_computes_the_same(run: Runner, region: Region, columns: int, knobs: TritonKnobs) -> None:
+    compare(run, region, torch.bfloat16, region.inputs(3, columns, torch.bfloat16), knobs)
+
+
+def test_what_all_rows_share_is_read_before_the_first_of_them() -> None:
+    region = next(r for r in REGIONS if r.name == "rms_norm")
+    program = lower(region.reference, region.inputs(6, 24, torch.bfloat16))
+
+    def text(*, ahead: bool) -> str:
+        return emit(program, TritonKnobs(ahead=ahead, persistent=4)).partition("def _loop")[0]
+
+    def weight_comes_first(source: str) -> bool:
+        return source.index("tl.load(x1") < source.index("for task in")
+
+    assert weight_comes_first(text(ahead=True))
+    assert not weight_comes_first(text(ahead=False))
 
 
 @pytest.mark.parametrize("region", REGIONS[1::2], ids=lambda r: r.name)
@@ -247,14 +268,16 @@ def test_heads_are_split_permuted_and_put_together_again(run: Runner) -> None:
         assert torch.equal(got, want)
 
 
-def test_every_setting_differs_in_code_and_neighbours_in_one_knob() -> None:
+def test_every_setting_differs_in_code_and_those_that_are_no_first_guess_in_one_knob_from_the_best() -> None:
     region = next(r for r in REGIONS if r.name == "rms_norm")
     program = lower(region.reference, region.inputs(6, 24, torch.bfloat16))
     sources = [emit(program, knobs) for knobs in knob_space(program)]
     assert len(set(sources)) == len(sources)
     here = TritonKnobs(each=8)
     assert knob_space(program)[0] == TritonKnobs()
-    for knobs in neighbours(program, here):
+    near = [knobs for knobs in around(program, here) if knobs not in knob_space(program)]
+    assert near
+    for knobs in near:
         assert len(set(knobs.as_dict().items()) - set(here.as_dict().items())) == 1
 
 
