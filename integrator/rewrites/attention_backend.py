@@ -1,4 +1,4 @@
-"""Call attention through the kernel that is fastest for its shape on this machine: cuDNN's, flash or memory-efficient.
+"""Call attention through the kernel that is fastest for its shape here: cuDNN's, flash, memory-efficient, or ours.
 
 Precondition: a GPU, sizes that are numbers, no dropout. Proof: each back end that takes the call is run on random
 values of that shape, must agree with torch's own choice to within the dtype's rounding, and is timed in a CUDA graph.
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ...extractor.node_ops import example
 from .attention_call import AttentionCall, attention_calls, sdpa
 from .rewrite import Applied, NotApplied, Notes, Rewrite, Setting
+from .split_attention import attention_by_splits
 
 _CALLS, _REPEATS = 10, 5
 # Another back end than torch's own choice has to be this much faster.
@@ -43,7 +44,12 @@ def attention_by_efficient(*args: Any, **kwargs: Any) -> torch.Tensor:
         return sdpa(*args, **kwargs)
 
 
-BACK_ENDS: tuple[Callable[..., torch.Tensor], ...] = (attention_by_cudnn, attention_by_flash, attention_by_efficient)
+BACK_ENDS: tuple[Callable[..., torch.Tensor], ...] = (
+    attention_by_cudnn,
+    attention_by_flash,
+    attention_by_efficient,
+    attention_by_splits,
+)
 Clock = Callable[[Callable[[], torch.Tensor]], float]
 
 _chosen: dict[tuple[Any, ...], tuple[Callable[..., torch.Tensor] | None, str]] = {}
@@ -116,7 +122,7 @@ def _agree(made: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _like(node: fx.Node) -> torch.Tensor:
-    """Return a tensor of the node's layout: random values, or for a bool mask True everywhere."""
+    """Return a tensor of the node's layout: random values, or for a bool mask all but every third True."""
     fake = example(node)
     reach = sum((size - 1) * step for size, step in zip(fake.shape, fake.stride(), strict=True)) + 1
     if fake.dtype.is_floating_point:
@@ -124,7 +130,7 @@ def _like(node: fx.Node) -> torch.Tensor:
             fake.dtype
         )
     else:
-        flat = torch.ones(reach, device=fake.device, dtype=fake.dtype)
+        flat = (torch.arange(reach, device=fake.device) % 3 != 2).to(fake.dtype)
     return flat.as_strided(fake.shape, fake.stride())
 
 
