@@ -91,11 +91,14 @@ class Bank:
 
     def targets(self, variant: Variant, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
         """Return what must come out for these inputs; the graph is traced once for each set of shapes and layouts."""
+        with torch.no_grad():
+            return self._targets(variant, inputs, self.loaded.reference(*inputs))
+
+    def _targets(self, variant: Variant, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Target, ...]:
         key = _shape_key(variant)
         if key not in self._oracles:
             self._oracles[key] = Oracle(self.loaded.reference, inputs, self.task.size_symbols)
-        with torch.no_grad():
-            return targets(self.loaded.reference, self._oracles[key], inputs, self.generator)
+        return targets(outputs, self._oracles[key], inputs, self.generator)
 
     def timed_targets(self, sample: Sample, inputs: Sequence[Tensor]) -> tuple[Target, ...]:
         """Return what must come out for other values at a sample's shape, by the sample's relative bounds: cheaper."""
@@ -163,8 +166,9 @@ class Bank:
         """Return the sample, None (and a line in `refused`) where the reference itself does not take these inputs."""
         before = [arena.storage_bytes(t).clone() for t in inputs]
         try:
-            wanted = self.targets(variant, inputs)
-            outputs = self.loaded.reference(*inputs)
+            with torch.no_grad():
+                outputs = self.loaded.reference(*inputs)
+                wanted = self._targets(variant, inputs, outputs)
         except Exception as error:  # the reference is the user's code, and a neighbouring shape may mean nothing to it
             self.refused.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
             logger.info("the reference refuses %s", self.refused[-1])

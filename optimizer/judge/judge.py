@@ -125,6 +125,19 @@ class Judge:
             self._baselines = self._race(lanes, subject, self._rounds, self._block_s)
         return self._baselines
 
+    def race(self, source: str) -> tuple[Race, ...]:
+        """Return a full race of a candidate that was accepted before, on fresh inputs in a clean process.
+
+        Raises trial.Rejected where it does not load, or where its outputs are wrong now.
+        """
+        trial = Trial(source, self.bank, self._hall, self._patience)
+        try:
+            trial.load()
+            trial.check(self.bank.recorded[0])
+            return self._raced(trial, self._rounds, self._block_s)
+        finally:
+            trial.close()
+
     def verdict(self, source: str) -> Verdict:
         """Return the verdict on a candidate's source. Whatever the candidate does, this returns."""
         trial = Trial(source, self.bank, self._hall, self._patience)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +42,16 @@ class Target:
 
     def at(self, exact: Tensor) -> Target:
         """Return the target for other values of the same shape and kind, by the relative bound found for these."""
-        row = self.relative * _row_max(_size(exact))
-        bound = (row + _ulp(exact, self.reference.dtype)).expand_as(exact)
+        size = _size(exact)
+        row = self.relative * _row_max(size)
+        bound = _ulp(size, self.reference.dtype).add_(row)
         return Target(exact.to(self.reference.dtype), exact, bound, float(bound.norm()), self.relative)
 
 
 def targets(
-    reference: Callable[..., tuple[Tensor, ...]], oracle: Oracle, inputs: Sequence[Tensor], generator: torch.Generator
+    outputs: Sequence[Tensor], oracle: Oracle, inputs: Sequence[Tensor], generator: torch.Generator
 ) -> tuple[Target, ...]:
-    """Return what each output must be for these inputs. The inputs are not changed, whatever the reference does."""
-    outputs = reference(*inputs)
+    """Return what each output must be for these inputs. outputs: the reference's own."""
     exacts = oracle(inputs)
     moved = oracle(inputs, functools.partial(_moved, terms=oracle.terms, generator=generator))
     return tuple(_target(o, exact, other, oracle.terms) for o, exact, other in zip(outputs, exacts, moved, strict=True))
@@ -82,7 +82,7 @@ def _target(out: Tensor, exact: Tensor, moved: Tensor, terms: int) -> Target:
     own = torch.where(row_size > 0, relative * row_size, row_error).clamp(max=max(f.worst for f in facts))
     bound = torch.empty_like(exact)
     for _, at in _blocks(exact):
-        bound[at] = 4 * own[at] + _ulp(exact[at], out.dtype) + row_shift[at]
+        bound[at] = 4 * own[at] + _ulp(_size(exact[at]), out.dtype) + row_shift[at]
     error, ulp = (math.sqrt(sum(squares)) for squares in zip(*(f.squares for f in facts), strict=True))
     spread = float(row_shift.norm()) * math.sqrt(exact.numel() / max(row_shift.numel(), 1))
     # Of few values the norm is luck.
@@ -106,8 +106,9 @@ def _facts(out: Tensor, exact: Tensor, moved: Tensor) -> _Facts:
     error = (out.to(torch.float64) - exact).abs()
     error = torch.where(torch.isfinite(error), error, 0.0)
     shift = torch.nan_to_num((moved - exact).abs(), nan=0.0, posinf=0.0)
-    rows = _row_max(_size(exact)), _row_max(error), _row_max(shift)
-    squares = float(error.norm()) ** 2, float(_ulp(exact, out.dtype).norm()) ** 2
+    size = _size(exact)
+    rows = _row_max(size), _row_max(error), _row_max(shift)
+    squares = float(error.norm()) ** 2, float(_ulp(size, out.dtype).norm()) ** 2
     return _Facts(rows, float(error.max()) if error.numel() else 0.0, squares)
 
 
@@ -130,15 +131,15 @@ def _worst(rows: Tensor, sizes: Tensor) -> float:
 
 
 def _size(exact: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(exact), exact.abs(), 0.0)
+    return exact.abs().nan_to_num_(nan=0.0, posinf=0.0)
 
 
-def _ulp(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the spacing of `dtype` at each value. fp64 cannot be told from its own oracle: there it is 64 of them."""
+def _ulp(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the spacing of `dtype` at these sizes. fp64 cannot be told from its own oracle: there it is 64 of them."""
     facts = torch.finfo(dtype)
     eps = facts.eps * (64 if dtype == torch.float64 else 1)
     least = facts.smallest_normal if dtype == torch.float64 else facts.smallest_normal * facts.eps
-    size = _size(exact).clamp(min=facts.smallest_normal)
+    size = size.clamp(min=facts.smallest_normal)
     # The power of two below a number is what is left of it without its mantissa.
     return size.view(torch.int64).bitwise_and_(_EXPONENT).view(torch.float64).mul_(eps).clamp_(min=least)
 

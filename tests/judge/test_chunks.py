@@ -107,13 +107,13 @@ def test_every_value_is_bit_for_bit_the_same_where_rows_do_not_touch() -> None:
 def test_bounds_and_verdicts_are_the_same_in_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw(37, 53).to(dtype)
     oracle = Oracle(softmax, [x])
-    (whole,) = target.targets(softmax, oracle, [x], torch.Generator().manual_seed(1))
+    (whole,) = target.targets(softmax(x), oracle, [x], torch.Generator().manual_seed(1))
     answers = [softmax(x)[0] for _ in range(4)]
     answers[1][5, 7], answers[1][30, 2], answers[2][36, 52] = 0.9, 1.0, torch.nan
     answers[3] *= 1 + 2 * torch.finfo(dtype).eps
     said = [target.misfit([a], [whole]) for a in answers]
     monkeypatch.setattr(target, "_BLOCK", 5 * 53)
-    (blocks,) = target.targets(softmax, oracle, [x], torch.Generator().manual_seed(1))
+    (blocks,) = target.targets(softmax(x), oracle, [x], torch.Generator().manual_seed(1))
     assert whole.bound is not None
     assert blocks.bound is not None
     torch.testing.assert_close(blocks.bound, whole.bound, rtol=1e-12, atol=0)

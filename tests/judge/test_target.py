@@ -14,7 +14,7 @@ Reference = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def wanted(reference: Reference, *inputs: torch.Tensor) -> tuple[Target, ...]:
-    return targets(reference, Oracle(reference, inputs), inputs, torch.Generator().manual_seed(1))
+    return targets(reference(*inputs), Oracle(reference, inputs), inputs, torch.Generator().manual_seed(1))
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -143,5 +143,5 @@ def test_rows_of_one_value_are_judged_at_the_scale_of_their_neighbours() -> None
     exact = one_column(x.double(), w.double())[0]
     off = exact.clone()
     off[5] += 0.5 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
-    target = targets(one_column, Oracle(one_column, (x, w)), (x, w), torch.Generator().manual_seed(0))
+    target = targets(one_column(x, w), Oracle(one_column, (x, w)), (x, w), torch.Generator().manual_seed(0))
     assert misfit((off.to(torch.bfloat16),), target) is None
