@@ -586,4 +586,4 @@ def test_the_first_settings_are_right_on_the_device(case: str, number: int, tmp_
     assert isinstance(got, torch.Tensor)
     assert got.is_contiguous()
     (exact,) = reference(*(t.cuda().double() if t.is_floating_point() else t.cuda() for t in given.values()))
-    torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=1e-2 if "rows" in case else 1e-30)
+    torch.testing.assert_close(got.double(), exact.double(), rtol=2**-7, atol=1e-2 if "rows" in case else 1e-30)
