@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     on_cpu = args.device == "cpu"
-    rows, width = args.rows or (512 if on_cpu else 4096), args.width or (2048 if on_cpu else 4096)
+    rows, width = args.rows or (512 if on_cpu else 1024), args.width or 2048
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_task(Path(scratch) / "rmsnorm", rows, width, args.device)
         figures = measure(folder, args.device, args.minutes, args.within)

@@ -148,7 +148,7 @@ def refill_many(rooms: Tensor, fresh: Sequence[Tensor], scaled: str | None, by: 
     first = torch.tensor([int(b * (1 << 40)) % count for b in by], device=rooms.device)
     wide = torch.promote_types(DTYPES[scaled], torch.float32)
     factor = torch.tensor(by, dtype=torch.float64, device=rooms.device).to(wide)[:, None]
-    rooms.view(DTYPES[scaled]).copy_(windows[which, first].to(wide).mul_(factor))
+    torch.mul(windows[which, first], factor, out=rooms.view(DTYPES[scaled]))
 
 
 @dataclass(frozen=True)

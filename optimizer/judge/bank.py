@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Elements of one input set up to which value families are tried at the recorded shape; beyond, sizes shrink.
 _LARGE = 1 << 17
 # Elements of one input set up to which all families by turns are tried at the recorded shape itself.
-_MIXED = 1 << 23
+_MIXED = 10 << 20
 # The same for the samples that are fresh in every value, which hold inputs, oracle and bound three times.
 _FRESH = 1 << 24
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hotswap.models.cache import cache_dir
 from hotswap.optimizer.judge import Judge, arena
 from hotswap.optimizer.judge.hall import Hall, WorkerError
 from hotswap.optimizer.judge.isolation import TIERS, Tier
@@ -208,6 +210,27 @@ def _running(mark: str) -> bool:
         except OSError:
             continue
     return False
+
+
+OUTLASTS = """
+import ctypes, os, torch
+def kernel(x):
+    return torch.tensor([ctypes.CDLL(None).shmget(0, 4096, 0o1600) == -1, os.statvfs(".").f_files <= 1 << 16])
+"""
+
+
+def test_a_candidate_gets_no_shared_memory_that_outlasts_it_and_not_files_without_end(
+    halls: Callable[[str], Hall],
+) -> None:
+    hall = halls("cpu")
+    refused, bounded = answer(hall, OUTLASTS)
+    assert refused or not hall.tier.filtered
+    assert bounded or not hall.tier.ends_whole
+
+
+def test_the_cache_of_winners_and_of_the_rivals_code_is_hidden_with_the_run(tmp_path: Path) -> None:
+    hidden = sys.modules["hotswap.optimizer.judge.judge"]._hidden(tmp_path / "run" / "tasks" / "norm")
+    assert hidden == (str(tmp_path / "run"), str(cache_dir().resolve()))
 
 
 def test_a_spare_is_used_once_and_made_anew(halls: Callable[[str], Hall]) -> None:
