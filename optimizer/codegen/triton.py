@@ -242,7 +242,7 @@ def _split(tiles: Tiles, number: int, body: list[str], partials: list[tuple[str,
 def _kernel(
     tiles: Tiles, name: str, body: list[str], constants: tuple[str, ...] = (), partials: list[str] | None = None
 ) -> str:
-    constants = ("AXES", "WIDE", "EVEN", "ROWS", "BLOCK", *constants)
+    constants = ("AXES", "WIDE", "EIGHT", "EVEN", "ROWS", "BLOCK", *constants)
     arguments = [*tiles.pointers(), *(partials or []), "tasks", *tiles.numbers()]
     arguments += ["shares", "chunk"] if partials else []
     arguments += [f"{c}: tl.constexpr" for c in constants]

@@ -187,6 +187,15 @@ class Tiles:
             names += [f"c{n}"] if access.varies else []
         return names
 
+    def steps(self, number: int) -> list[str]:
+        """Return the names of the numbers that say where an access meets the first column of a row."""
+        access = self.walks[number]
+        if not access.tensor:
+            return []
+        shift = [f"o{number}"] if self.shifted[number] else []
+        own = self.moves(access) and self.like[number] == number
+        return shift + ([f"r{number}_{d}" for d in range(self.outer)] if own else [])
+
     def unspecialised(self) -> list[str]:
         """Return the numbers whose divisibility is of no use: a kernel is not built again for them."""
         plain = ["rows", *(f"n{d}" for d in range(1, self.outer)), *(f"size{n}" for n in range(len(self.sizes)))]
@@ -208,6 +217,9 @@ class Tiles:
             for value in sorted(self.live)
             if self.code[value].kind == "scalar"
         ]
+        names = ["columns", *(name for n in range(len(self.walks)) for name in self.steps(n))]
+        # The compiler asks numbers whether they are multiples of 16; of 8 it learns by what is written.
+        lines += ["if EIGHT:", *(f"    {name} = {name} // 8 * 8" for name in names)]
         lines += ["lane = tl.arange(0, BLOCK)[None, :]", "if WIDE:", "    lane = lane.to(tl.int64)"]
         for count in self.wider():
             lines += [f"lane{count} = tl.arange(0, {count} * BLOCK)[None, :]"]

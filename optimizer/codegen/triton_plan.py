@@ -101,7 +101,9 @@ def plan_text(tiles: Tiles) -> str:
         f"    processors = _processors(_device({used}))",
         "    columns, rows = sizes[-1], math.prod(sizes[:-1])",
         "    wide = rows > _NEAR or any(abs(w[-1]) * columns > _NEAR for w in walks)",
-        '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide, "EVEN": False}',
+        f"    steps = [columns, *offsets, *(step for n in {_places(tiles)} for step in walks[n][:-1])]",
+        "    eight = math.gcd(*steps) % 16 == 8",
+        '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide, "EIGHT": eight, "EVEN": False}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
         "    warps = _warps(group * block)",
         '    if "REST" in meta:  # so few that each has 16 bytes of the rest',
@@ -113,6 +115,11 @@ def plan_text(tiles: Tiles) -> str:
     made = "".join(f"shape{n}, stride{n}, " for n in range(len(program.outputs)))
     lines.append(f"    return {made}functions, (grid,), (tasks, *numbers), meta, partial")
     return "\n".join(lines) + "\n"
+
+
+def _places(tiles: Tiles) -> list[int]:
+    """Return the accesses of tensors that are elsewhere in another row."""
+    return [n for n, a in enumerate(tiles.walks) if a.tensor and tiles.moves(a)]
 
 
 def _numbers(tiles: Tiles) -> str:
