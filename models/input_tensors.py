@@ -19,6 +19,7 @@ IMAGES = 8
 AUDIO_BATCH = 1
 DECODER_LENGTH = 64
 FRAMES = 1024
+FRAMES_OF_CLIP = 16
 SAMPLES = 76_800  # 4.8 s at 16 kHz: codecs take whole hops, of a power of two or three times one
 
 MEL_FIELDS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
@@ -176,14 +177,30 @@ class Tensors:
         corners = torch.randint(most, (rows, length, 2, 2), generator=self.generator).sort(dim=2).values
         return corners.flatten(2).to(self.device)
 
+    def videos(self) -> torch.Tensor:
+        """Return clips: (clips, frames, channels, height, width)."""
+        frames = field(self.config, ("num_frames", "frames_per_clip")) or FRAMES_OF_CLIP
+        channels = field(self.config, ("num_channels", "in_channels", "in_chans")) or 3
+        size = height_width(field(self.config, ("image_size", "crop_size")))
+        return self.normal((self.sizes.batch or 1, frames, channels, *size))
+
     def past_values(self) -> torch.Tensor:
         """Return a window of time series, with a dim for channels where the config counts them."""
-        window = self.sizes.length or field(self.config, ("context_length",))
-        if not isinstance(window, int):
-            raise InputError(f"{type(self.model).__name__}: its config has no context_length; give --inputs file.py:fn")
         channels = field(self.config, ("num_input_channels",))
-        shape = (self.sizes.batch or ENCODER_SHAPE[0], window)
+        shape = (self.sizes.batch or ENCODER_SHAPE[0], self.window())
         return self.normal(shape if channels is None else (*shape, channels))
+
+    def window(self) -> int:
+        """Return how many past steps a time series has: its context, and as many before it as the model looks back."""
+        context = self.sizes.length or field(self.config, ("context_length",))
+        if not isinstance(context, int):
+            raise InputError(f"{type(self.model).__name__}: its config has no context_length; give --inputs file.py:fn")
+        return context + max(field(self.config, ("lags_sequence",)) or [0])
+
+    def past_features(self) -> torch.Tensor:
+        """Return features of the time of each past step, its age among them."""
+        features = field(self.config, ("num_time_features",)) or 0
+        return self.normal((self.sizes.batch or ENCODER_SHAPE[0], self.window(), features))
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)

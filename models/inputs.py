@@ -75,7 +75,7 @@ class _Maker:
             "bbox": tensors.boxes,
             "past_values": tensors.past_values,
         }
-        # Only where the signature has no default for them: nearly every model could take embeddings instead of ids.
+        # Only the main input, or where there is no default: nearly every model could take embeddings instead of ids.
         self.required_makers: dict[str, Callable[[], Any]] = {
             "hidden_states": tensors.hidden_states,
             "query_embeds": tensors.embeddings,
@@ -84,6 +84,9 @@ class _Maker:
             "grid_thw": tensors.grid,
             "image_grid_thw": tensors.grid,
             "input_features_mask": self.feature_mask,
+            "pixel_values_videos": tensors.videos,
+            "past_time_features": tensors.past_features,
+            "past_observed_mask": lambda: torch.ones_like(tensors.past_values()),
         }
 
     def kwargs(self) -> dict[str, Any]:

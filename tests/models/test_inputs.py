@@ -48,6 +48,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "cls_token_id": 0,
         "sep_token_id": 2,
     },
+    "clips": {
+        "model_type": "vjepa2",
+        **SMALL,
+        "crop_size": 32,
+        "frames_per_clip": 4,
+        "pred_num_hidden_layers": 1,
+        "pred_hidden_size": 32,
+        "pred_num_attention_heads": 2,
+    },
+    "time series that look back further than their context": {
+        "model_type": "time_series_transformer",
+        "prediction_length": 4,
+        "context_length": 8,
+        "num_time_features": 1,
+        "lags_sequence": [1, 5],
+        "d_model": 16,
+    },
     "decoder": {"model_type": "gpt_neox", **SMALL, "vocab_size": 100},
     "decoder with more rows than positions": {
         "model_type": "opt",
