@@ -175,7 +175,7 @@ class Search:
     def _exact(self) -> tuple[list[Tensor], tuple[Wanted, ...]]:
         inputs = self._row.inputs("cpu", 5, rows=_CHECKED_ROWS)
         reference = self._row.family.reference
-        return inputs, targets(reference, Oracle(reference, inputs), inputs, torch.Generator().manual_seed(7))
+        return inputs, targets(reference(*inputs), Oracle(reference, inputs), inputs, torch.Generator().manual_seed(7))
 
 
 class _Unscreened:
