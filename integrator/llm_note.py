@@ -22,6 +22,8 @@ def llm_notes(run: Path) -> tuple[str, ...]:
         return ()
     account = LlmAccount.load(path)
     answers = f"{account.usable} usable answers, {account.malformed} malformed, {account.repeated} known already"
-    ended = f"; stopped: {account.stopped}" if account.stopped not in (None, OVER) else ""
+    ended = f"; the last request failed: {account.trouble}" if account.trouble else ""
+    if account.stopped not in (None, OVER):
+        ended = f"; stopped: {account.stopped}"
     left = "".join(f"; given up on {task}: {reason}" for task, reason in account.given_up.items())
     return (f"language model {account.model}: {account.spent} of {account.budget}; {answers}{left}{ended}",)

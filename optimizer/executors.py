@@ -43,26 +43,49 @@ class ExecutorLost(EnvironmentMissing):
 
 
 class _ByCourt:
-    """What all executors share: questions to a court, and its plain answers turned to records."""
+    """What all executors share: questions to a court, and its plain answers turned to records.
+
+    lost: what a future raises when the process that judged has died.
+    """
+
+    lost: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def _ask(self, slot: int, method: str, *values: Any) -> Future[Any]:
         raise NotImplementedError
 
     def open(self, slot: int, folder: Path, pace: Pace) -> Future[Tried]:
         asked = self._ask(slot, "open", str(folder), pace)
-        return _then(asked, lambda plain: [[tuple(shape) for shape in shapes] for shapes in plain["tried"]])
+        return self._then(asked, lambda plain: [[tuple(shape) for shape in shapes] for shapes in plain["tried"]])
 
     def baseline(self, slot: int, folder: Path) -> Future[Race]:
-        return _then(
-            self._ask(slot, "baseline", str(folder)), lambda plain: Race.from_dict(plain, f"{folder}: baseline")
-        )
+        asked = self._ask(slot, "baseline", str(folder))
+        return self._then(asked, lambda plain: Race.from_dict(plain, f"{folder}: baseline"))
 
     def verdict(self, slot: int, folder: Path, source: str) -> Future[Verdict]:
         asked = self._ask(slot, "verdict", str(folder), source)
-        return _then(asked, lambda plain: Verdict.from_dict(plain, f"{folder}: verdict"))
+        return self._then(asked, lambda plain: Verdict.from_dict(plain, f"{folder}: verdict"))
 
     def leave(self, slot: int, folder: Path) -> None:
         self._ask(slot, "leave", str(folder))
+
+    def _then(self, asked: Future[Any], read: Callable[[Any], T]) -> Future[T]:
+        """Return a future of what `read` makes of the answer."""
+        answer: Future[T] = Future()
+
+        def finished(done: Future[Any]) -> None:
+            error = done.exception()
+            if isinstance(error, self.lost):
+                error = ExecutorLost("the process that judged has died; `hotswap resume` goes on from the ledger")
+            if error is not None:
+                answer.set_exception(error)
+                return
+            try:
+                answer.set_result(read(done.result()))
+            except HotswapError as problem:  # a record of another version
+                answer.set_exception(problem)
+
+        asked.add_done_callback(finished)
+        return answer
 
 
 class Inline(_ByCourt):
@@ -127,26 +150,6 @@ def _serve(method: str, *values: Any) -> Any:
 def _end() -> None:
     if _court is not None:
         _court.close()
-
-
-def _then(asked: Future[Any], read: Callable[[Any], T]) -> Future[T]:
-    """Return a future of what `read` makes of the answer."""
-    answer: Future[T] = Future()
-
-    def finished(done: Future[Any]) -> None:
-        error = done.exception()
-        if isinstance(error, BrokenProcessPool):
-            error = ExecutorLost("the process that judged has died; `hotswap resume` goes on from the ledger")
-        if error is not None:
-            answer.set_exception(error)
-            return
-        try:
-            answer.set_result(read(done.result()))
-        except HotswapError as problem:  # a record of another version
-            answer.set_exception(problem)
-
-    asked.add_done_callback(finished)
-    return answer
 
 
 def devices(count: int) -> list[str]:

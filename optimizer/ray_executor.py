@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from ..models.errors import EnvironmentMissing
@@ -30,6 +31,8 @@ class OnRay(_ByCourt):
         except ModuleNotFoundError as error:
             raise EnvironmentMissing("ray is not installed; pip install 'hotswap[ray]', or judge without it") from error
         self._ray: Any = ray
+        died = ray.exceptions
+        self.lost = (died.RayActorError, died.WorkerCrashedError, died.OutOfMemoryError)
         self._ours = not ray.is_initialized()
         if self._ours:
             ray.init(address=address, include_dashboard=False, log_to_driver=False)
@@ -38,8 +41,9 @@ class OnRay(_ByCourt):
         self.slots = slots
 
     def close(self) -> None:
-        self._ray.get([actor.close.remote() for actor in self._actors])
         for actor in self._actors:
+            with suppress(*self.lost):  # it died before
+                self._ray.get(actor.close.remote())
             self._ray.kill(actor)
         if self._ours:
             self._ray.shutdown()

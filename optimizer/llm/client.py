@@ -50,6 +50,7 @@ class Client:
         self._lock = threading.Lock()
         self._quiet_until = 0.0
         self._reason: str | None = None
+        self.trouble: str | None = None  # what the last request failed of, None once one was answered
 
     @property
     def stopped(self) -> str | None:
@@ -87,6 +88,7 @@ class Client:
                     raise Stopped(str(error)) from None
                 last = error
             else:
+                self.trouble = None
                 self.meter.settle(reserved, reply.prompt_tokens, reply.completion_tokens, outcome="answered")
                 return reply
         reason = f"{last}; {self._tries} tries in a row failed"
@@ -104,6 +106,7 @@ class Client:
             raise Stopped(reason) from None
 
     def _account_for(self, error: DoorError, reserved: Reservation) -> None:
+        self.trouble = str(error)
         if error.trouble in MAYBE_BILLED:
             self.meter.settle(reserved, None, None, outcome=error.trouble)
         else:

@@ -30,6 +30,7 @@ class LlmAccount(Record):
 
     stopped: None where it may go on. usable: answers that were a candidate. malformed: dropped, after one request to
     mend them. repeated: known already. given_up: tasks for which no more is asked, each with the reason.
+    trouble: what the last request failed of, None where it was answered.
     """
 
     model: str
@@ -44,6 +45,7 @@ class LlmAccount(Record):
     repeated: int
     stopped: str | None
     given_up: dict[str, str] = field(default_factory=dict)
+    trouble: str | None = None
 
 
 class Conversation:
@@ -122,6 +124,7 @@ class LlmService:
                 repeated=self.repeated,
                 stopped=self.client.stopped,
                 given_up=dict(self._given_up),
+                trouble=self.client.trouble,
             )
 
     def close(self) -> None:

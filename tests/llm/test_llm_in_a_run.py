@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,18 @@ from scripted import ScriptedExecutor, kernel, whole
 
 from hotswap.cli.request import Request
 from hotswap.extractor.task import Extraction, Task
-from hotswap.integrator.llm_note import llm_notes
+from hotswap.integrator.llm_note import llm_notes, save_account
 from hotswap.integrator.run_directory import RunDirectory
 from hotswap.integrator.search_tasks import search_tasks
 from hotswap.models.errors import SpecError
+from hotswap.models.llm_budget import LlmBudget
 from hotswap.models.progress import silent
 from hotswap.models.settings import Settings, resolve
 from hotswap.optimizer.judge.hall import _environment
-from hotswap.optimizer.llm.service import LlmAccount
+from hotswap.optimizer.llm.client import Client
+from hotswap.optimizer.llm.door import Door
+from hotswap.optimizer.llm.meter import Meter
+from hotswap.optimizer.llm.service import LlmAccount, LlmService
 from hotswap.optimizer.winner import Winner
 from hotswap.profiler.recording import Limits
 
@@ -130,6 +135,21 @@ def test_a_model_that_is_given_up_on_a_task_is_one_line_and_in_the_report(
     assert why in said
     assert "given up on gelu: " in llm_notes(tmp_path / "run")[0]
     assert why in llm_notes(tmp_path / "run")[0]
+
+
+def test_a_search_that_ends_while_a_server_fails_says_what_it_failed_of(serve: Serve, tmp_path: Path) -> None:
+    server = serve(lambda n, asked: Answer(status=500, error="out of cheese"))
+    client = Client(Door("openai/m", server.base), Meter(LlmBudget(requests=9), None), first_pause_s=60.0)
+    service = LlmService(client, "openai/m", 1)
+    service.begin([{"role": "user", "content": "hello"}], None)
+    deadline = time.monotonic() + 30.0
+    while client.trouble is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    service.close()
+    save_account(tmp_path, service.account())
+    (note,) = llm_notes(tmp_path)
+    assert "the last request failed: openai/m: the server failed (" in note
+    assert "out of cheese" in note
 
 
 def test_a_run_without_a_model_has_no_account(searching: Searching, tmp_path: Path) -> None:
