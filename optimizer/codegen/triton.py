@@ -271,9 +271,9 @@ def _entry(program: LoopProgram, partials: list[tuple[str, str]]) -> str:
         lines.append(f"        parts = ({made},)")
     rest = "*parts, *numbers" if partials else "*numbers"
     lines += [
-        "    if grid[0]:",
+        "    if grids[0][0]:",
         f"        with torch.cuda.device_of({used[0]}):",
-        "            for function in functions:",
+        "            for function, grid in zip(functions, grids):",
         f"                function[grid]({tensors}, {rest}, **meta)",
     ]
     returned = "y0" if program.single else f"({', '.join(f'y{n}' for n in outputs)},)"
@@ -285,7 +285,7 @@ def _entry(program: LoopProgram, partials: list[tuple[str, str]]) -> str:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = _plan({names})
-    {unpacked}functions, grid, numbers, meta, partial = plan
+    {unpacked}functions, grids, numbers, meta, partial = plan
 {body}
     return {returned}
 """

@@ -110,10 +110,13 @@ def plan_text(tiles: Tiles) -> str:
         '        warps = max(warps // 2, min(warps, meta["REST"] // 256), 1)',
         '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": True}',
         f"    numbers = {_numbers(tiles)}",
-        "    grid = min(tasks, processors * PERSISTENT) if PERSISTENT and not partial else tasks",
+        "    programs = min(tasks, processors * PERSISTENT) if PERSISTENT and not partial else tasks",
+        "    grids = [(programs,)] * len(functions)",
     ]
+    if program.reduces and tiles.passes[-1].reduces:  # the last kernel only combines
+        lines += ["    if partial and programs:", "        grids[-1] = (groups,)"]
     made = "".join(f"shape{n}, stride{n}, " for n in range(len(program.outputs)))
-    lines.append(f"    return {made}functions, (grid,), (tasks, *numbers), meta, partial")
+    lines.append(f"    return {made}functions, grids, (tasks, *numbers), meta, partial")
     return "\n".join(lines) + "\n"
 
 
