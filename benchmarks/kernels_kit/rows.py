@@ -222,7 +222,7 @@ def head(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    return (F.cross_entropy(F.linear(x, weight).float(), target),)
+    return (F.cross_entropy(F.linear(x, weight), target),)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
