@@ -109,7 +109,7 @@ class _SeenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[SeenOp] = []
         # Storages made below it, each with a tensor that keeps it: another may not come by its address.
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: dict[int | None, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -41,7 +41,7 @@ class Arena:
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
-            self.storage = torch.UntypedStorage(0)
+            self.storage = torch.empty(0, dtype=torch.uint8).untyped_storage()
 
     def reserve(self, size: int) -> None:
         if self.storage.nbytes() < size:

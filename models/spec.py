@@ -185,7 +185,8 @@ def _call_factory(factory: Any, spec: str, seed: int, device: str) -> Any:
 def _calls(spec: str, model: Any, calls: tuple[Call, ...], options: LoadOptions, device: str) -> tuple[Call, ...]:
     """Return the calls to serve: from --inputs, else the factory's own, else made for a model that describes itself."""
     from .hub import is_transformers_model
-    from .inputs import check_fit, example_calls, parameters_of, shown
+    from .input_tensors import parameters_of
+    from .inputs import check_fit, example_calls, shown
 
     source = spec
     if options.inputs is not None:

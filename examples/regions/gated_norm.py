@@ -1,7 +1,7 @@
 """A gated RMS norm with a soft cap and two outputs: no library has it, and no template of ours is for it.
 
-    hotswap task new examples/regions/gated_norm.py --dtype bf16
-    hotswap optimize gated_norm-task --budget 60s
+hotswap task new examples/regions/gated_norm.py --dtype bf16
+hotswap optimize gated_norm-task --budget 60s
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A softmax over attention scores with a mask, a soft cap and a learned sink a head that takes part and is dropped.
 
-    hotswap task new examples/regions/sink_softmax.py --dtype bf16
-    hotswap optimize sink_softmax-task --budget 60s
+hotswap task new examples/regions/sink_softmax.py --dtype bf16
+hotswap optimize sink_softmax-task --budget 60s
 """
 
 from __future__ import annotations

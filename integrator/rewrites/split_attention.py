@@ -28,7 +28,9 @@ def attention_by_splits(
     """
     if is_causal or dropout_p or enable_gqa or not _takes(query, key, value, attn_mask):
         raise RuntimeError("attention_by_splits takes up to 16 queries on a GPU and a bool mask shared by all heads")
-    return split_attention(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
+    by = query.shape[-1] ** -0.5 if scale is None else scale
+    made: torch.Tensor = split_attention(query, key, value, attn_mask, by)
+    return made
 
 
 def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> bool:
@@ -51,7 +53,7 @@ def split_attention(
     from . import split_attention_kernel  # Triton is there where a GPU is
 
     programs = _TOGETHER * torch.cuda.get_device_properties(query.device).multi_processor_count
-    made: torch.Tensor = split_attention_kernel.split_attention(query, key, value, mask, scale, programs)
+    made: torch.Tensor = split_attention_kernel.split_attention(query, key, value, mask, scale, programs)  # type: ignore[no-untyped-call]
     return made
 
 

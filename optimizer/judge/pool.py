@@ -100,8 +100,10 @@ def _hard(
     bank: Bank, base: Sample | None, layout: arena.Layout, weights: Sequence[str | None], packed: bool
 ) -> Hard | None:
     """Return hard values; where weights were not declared static, some of them are others than the task's."""
-    if base is None or packed or not any(weights):
-        return base and Hard(base.inputs, base.targets, None)
+    if base is None:
+        return None
+    if packed or not any(weights):
+        return Hard(base.inputs, base.targets, None)
     by, start, share = torch.rand(3, generator=bank.generator, device=bank.task.device).tolist()
     # From a little to half: what looks at few of them sees no change.
     change = arena.Reweighting(0.6 + 0.2 * by, start, 0.5 ** (1 + 5 * share))

@@ -92,7 +92,7 @@ def alike(task: Task) -> list[tuple[int, int]]:
     Each input is paired with the first like it. Sizes vary by symbol, so both must have the same symbols.
     """
 
-    def signature(number: int) -> tuple[object, ...]:
+    def signature(number: int) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
         symbols = [[dim for where, dim in places if where == number] for places in task.size_symbols]
         return tuple(case.inputs[number].shape for case in task.cases), tuple(map(tuple, symbols))
 

@@ -89,7 +89,7 @@ def test_a_file_becomes_a_task_and_candidates_for_it_are_judged(
     verdict = json.loads(out)
     assert (code, verdict["accepted"], verdict["stage"]) == (1, False, "smoke")
     _, out, _ = command("task", "log", "mine-task", "--json")
-    assert [a["decision"] for a in json.loads(out)["attempts"]][0] == "revert"
+    assert json.loads(out)["attempts"][0]["decision"] == "revert"
     same = hotswap.judge(here / "mine-task", here / "wrong.py")
     assert (same.accepted, same.stage, same.source_hash) == (False, "smoke", verdict["source_hash"])
 

@@ -63,7 +63,7 @@ class UsesNumpy(nn.Module):
         return torch.from_numpy(np.sum(y.numpy(), axis=-1)) + y.exp().sum(-1)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def refuse_dynamo() -> None:
     if any(frame.name == "compile_wrapper" for frame in traceback.extract_stack()):
         raise AssertionError("not under Dynamo")
@@ -77,7 +77,7 @@ class RefusesDynamo(nn.Module):
         self.body = mlp()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
+        y: Tensor = self.body(x)
         refuse_dynamo()
         return y
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import rmsnorm  # type: ignore[import-not-found]
+from conftest import rmsnorm
 from test_cheats import CHEATS, HONEST  # type: ignore[import-not-found]
 from test_strangers import STRANGERS, make_room  # type: ignore[import-not-found]
 

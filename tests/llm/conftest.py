@@ -23,7 +23,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def gelu() -> Task:
     """A task with much to gain: its floor is far below what the scripted kernels reach."""
-    return gelu_task(floor_us=3.0, bytes=600_000)
+    made: Task = gelu_task(floor_us=3.0, bytes=600_000)
+    return made
 
 
 @pytest.fixture

@@ -10,4 +10,5 @@ from hotswap.extractor.task import Task
 
 @pytest.fixture
 def gelu() -> Task:
-    return gelu_task()
+    made: Task = gelu_task()
+    return made

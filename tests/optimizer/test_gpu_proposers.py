@@ -581,6 +581,7 @@ def test_the_first_settings_are_right_on_the_device(case: str, number: int, tmp_
         assert candidate is not None
         history.append(attempt(candidate.hash, candidate.proposer, candidate.knobs, 1.0 + len(history)))
     path = tmp_path / "candidate.py"
+    assert candidate is not None
     path.write_text(candidate.source, encoding="utf-8")
     got = load_function(path, "kernel")(*(t.cuda() for t in given.values()))
     assert isinstance(got, torch.Tensor)

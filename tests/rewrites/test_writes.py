@@ -62,7 +62,8 @@ class Writing(nn.Module):
         hidden = x * 2
         first = self.one(hidden)
         hidden.add_(1)
-        return (first * self.other(hidden)).exp()
+        made: torch.Tensor = (first * self.other(hidden)).exp()
+        return made
 
 
 def test_linears_are_not_merged_across_a_write_into_what_they_read() -> None:
