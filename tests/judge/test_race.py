@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cheats import HONEST  # type: ignore[import-not-found]
 
 from hotswap.optimizer.judge import Judge, arena
 from hotswap.optimizer.judge.bank import Bank
@@ -118,6 +119,13 @@ def test_sets_filled_together_as_on_a_device_are_bit_for_bit_those_filled_one_by
     finally:
         lane.leave()
         halls("cpu").give_back(worker)
+
+
+def test_a_kernel_is_raced_again_in_a_clean_process_and_not_where_it_is_wrong_now(judge32: Judge) -> None:
+    (again,) = judge32.race(HONEST + "def kernel(x, weight): return right(x, weight)")
+    assert {arm.name for arm in again.arms} == {"candidate", "eager"}
+    with pytest.raises(Rejected, match="wrong at"):
+        judge32.race("def kernel(x, weight): return x.clone()")
 
 
 def test_judges_share_a_hall_and_leave_it_open(make_task: Callable[..., Path], quick: Callable[[Path], Judge]) -> None:
