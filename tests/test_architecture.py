@@ -68,7 +68,8 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
     "torch's compiler or a function of any library is run here": (
         "extractor/node_ops.py:ops_of",
         "integrator/backend.py:_rewritten",
-        "integrator/integrate.py:_compile_rivals",
+        "integrator/integration.py:_compile_rivals",
+        "integrator/planned_runs.py:_ready",
         "integrator/rewrites/packed_use.py:fits",
     ),
 }

@@ -165,7 +165,7 @@ OWN = {
 
 def source_of(cheat: str, folder: Path) -> str:
     if cheat in OWN:
-        return HONEST + textwrap.dedent(OWN[cheat]).replace("FOLDER", repr(str(folder)))
+        return str(HONEST) + textwrap.dedent(OWN[cheat]).replace("FOLDER", repr(str(folder)))
     return str((CHEATS | STRANGERS)[cheat].source)
 
 
