@@ -97,7 +97,9 @@ def run_problem(path: Path, out: Path, settings: Settings, seconds: float, llm: 
         new_task(path, folder, device=device, dtype=dtype, seed=settings.seed)
         winner = searched(folder, out, seconds, llm)
     except HotswapError as error:  # not one graph, random, a trivial answer passes, or the file itself raises
-        why = str(error).removeprefix(f"{path}: ").removeprefix(f"{folder}: ")
+        why = str(error)
+        for place in (path, folder, folder.absolute()):
+            why = why.removeprefix(f"{place}: ")
         return Outcome(path.stem, why, "leave", None, {}, 0, "skipped")
     if winner.source is not None:
         function = function_of(read_problem(path, settings.seed), device, dtype)
@@ -131,7 +133,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return what is printed at the end: each problem that counts, the score, and what was skipped and why."""
     counted, skipped = ([o for o in outcomes if (o.skipped is None) is wanted] for wanted in (True, False))
     width = max((len(o.problem) for o in outcomes), default=0)
-    lines = [f"{'problem':{width}}    eager  compile  ends with"]
+    lines = [f"{'problem':{width}}    eager  compile  ends with"] if counted else []
     lines += [f"{o.problem:{width}}  {_times(o, 'eager')}  {_times(o, 'inductor')}  {_ending(o)}" for o in counted]
     lines += ["", f"{len(counted)} problems counted, {len(skipped)} skipped", "", "fast_p   eager  compile"]
     lines += [f"p = {p:<4g} {fast_p(outcomes, p, 'eager'):5.2f}  {fast_p(outcomes, p, 'inductor'):7.2f}" for p in PS]
