@@ -75,7 +75,7 @@ class Tensors:
     def square(self, patches: torch.Tensor) -> torch.Tensor:
         """Return rows of patches as small images: (patches, channels and frames, side, side)."""
         side = field(self.config, ("patch_size",))
-        return patches.unflatten(1, (-1, side, side))
+        return patches.reshape(len(patches), -1, side, side)
 
     def grid(self) -> torch.Tensor:
         """Return the grid of each image: frames, rows and columns of patches, in whole merged ones."""
@@ -195,7 +195,7 @@ class Tensors:
         context = self.sizes.length or field(self.config, ("context_length",))
         if not isinstance(context, int):
             raise InputError(f"{type(self.model).__name__}: its config has no context_length; give --inputs file.py:fn")
-        return context + max(field(self.config, ("lags_sequence",)) or [0])
+        return context + int(max(field(self.config, ("lags_sequence",)) or [0]))
 
     def past_features(self) -> torch.Tensor:
         """Return features of the time of each past step, its age among them."""
