@@ -89,14 +89,13 @@ STRANGERS: dict[str, Cheat] = {
     "works while its inputs are filled": cheat(
         UNTIMED, """
         import sys, threading, time
-        def work(began, outs, sets):
+        def work(outs, sets):
             time.sleep(0.03)
-            if time.monotonic() - began > 0.09: return
             for out, one in zip(outs, sets): out.copy_(right(*one))
         def drop(self, order, fds):
             self.outs = []
             self.ahead = [torch.empty_like(x) for x, _ in self.sets]
-            threading.Thread(target=work, args=(time.monotonic(), self.ahead, self.sets), daemon=True).start()
+            threading.Thread(target=work, args=(self.ahead, self.sets), daemon=True).start()
         def sprint(self, order, fds):
             self.outs = self.ahead[: order["count"]]
             for entry, out in enumerate(self.outs): self.table[entry] = out.data_ptr()
@@ -174,7 +173,7 @@ STRANGERS: dict[str, Cheat] = {
         """), "smoke", "wrong at"),
 }  # fmt: skip
 
-NEEDS_TIME = {"works while its inputs are filled": 0.1, "wakes itself while it is stopped": 0.1}
+NEEDS_TIME = {"works while its inputs are filled": 0.15, "wakes itself while it is stopped": 0.1}
 
 
 def make_room(name: str, patch: pytest.MonkeyPatch) -> None:
