@@ -77,7 +77,7 @@ def _shape_parameters(node: fx.Node) -> tuple[set[int | str], int]:
     varargs = 1 << 30
     if not isinstance(packet, OpOverloadPacket):  # `operator.le` finds the namespace's own __le__
         return found, varargs
-    for overload in packet.overloads():  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+    for overload in packet.overloads():  # type: ignore[no-untyped-call]
         schema = getattr(packet, overload)._schema
         for i, argument in enumerate(schema.arguments):
             # Only the printed schema tells SymInt from int: `real_type` says "int" for both.
