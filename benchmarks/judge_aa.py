@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from judge_throughput import REFERENCE, write_task
-
+from hotswap.benchmarks.judge_throughput import REFERENCE, write_task
 from hotswap.models.environment import environment
 from hotswap.optimizer.judge import Judge
 from hotswap.optimizer.timing import ratio_interval

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("Look", "explain one task: what it is, its floor, what was tried"),
     "task": ("Look", "make a task, judge one candidate, submit a winner"),
     "mcp": ("Look", "let agents work on a run's tasks over MCP"),
+    "bench": ("This machine", "run a benchmark suite of a checkout"),
     "env": ("This machine", "versions and hardware, to paste into an issue"),
     "config": ("This machine", "every setting, its value and where it came from"),
     "clean": ("This machine", "remove caches"),

@@ -273,3 +273,14 @@ def test_a_damaged_ledger_is_named_with_the_way_out(hotswap: Hotswap, run_folder
     assert code == 4
     assert "ledger.db: damaged" in err
     assert "--salvage" in err
+
+
+def test_a_suite_gets_its_own_arguments_and_a_misspelt_one_is_answered_with_the_nearest(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench"]) == 0
+    assert "\nmodels " in capfd.readouterr().out
+    assert main(["bench", "overhead", "--help"]) == 0
+    assert "usage: overhead.py" in capfd.readouterr().out
+    assert main(["bench", "kernel"]) == 2
+    assert "did you mean 'kernels'?" in capfd.readouterr().err
