@@ -73,7 +73,7 @@ def test_a_bad_value_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "hotswap.toml").write_text("# mine\nseed = 0\nmode = 'fast'\n")
     with pytest.raises(
         SpecError,
-        match=r"hotswap.toml:3: mode: expected one of auto, eager, planned, cudagraph, inductor, inductor-cudagraph, got 'fast'",
+        match=r"hotswap.toml:3: mode: expected one of auto, eager, planned, cudagraph, .*, got 'fast'",
     ):
         resolve({}, folder=tmp_path)
 
