@@ -14,8 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# torch brings networkx; transformers and its hub are imported only where a spec asks for them.
-ALLOWED = frozenset({"torch", "numpy", "networkx", "transformers", "huggingface_hub"})
+# torch brings networkx, and triton where it is built for a GPU: nothing else reaches the files that import that.
+# transformers and its hub are imported only where a spec asks for them.
+ALLOWED = frozenset({"torch", "numpy", "networkx", "transformers", "huggingface_hub", "triton"})
 
 _NAMESPACE = re.compile(r'torch\.ops\.hotswap\b|(?<=Library\()"hotswap"|(?<=")hotswap(?=::)')
 
