@@ -73,5 +73,5 @@ def test_an_unknown_size_is_told_the_sizes() -> None:
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_free_bytes", lambda device: 1 << 20)
-    with pytest.raises(ResourceExhausted, match=r"gpt2@slice: the weights take 0\.1 GiB, 0\.0 GiB is free on cpu"):
+    with pytest.raises(ResourceExhausted, match=r"gpt2@slice: the weights take 0\.[12] GiB, 0\.0 GiB is free on cpu"):
         load("gpt2@slice")
