@@ -28,8 +28,9 @@ from .memory import DeviceMemoryError, Foreign, Segment, new_arena
 STARTED_S = 60.0
 """Seconds a process of ours may take to start on a busy machine."""
 _STOPPED_S = 5.0
-# A thread is told to be stopped a moment before it leaves its core.
-_STILL_NS = 50_000
+# A thread is told to be stopped a moment before it leaves its core; looks at its clock until it stands still, at most.
+_STILL_NS = 100_000
+_MOST_LOOKS = 20
 
 
 class WorkerError(Exception):
@@ -169,7 +170,20 @@ class Worker:
             if time.monotonic() > deadline:
                 raise WorkerError("a thread of it cannot be stopped")
             time.sleep(0.0001)
-        self._stopped_ns = self.cpu_ns()
+        self._stopped_ns = self._still_ns()
+
+    def _still_ns(self) -> int:
+        """Return `cpu_ns` once it stands still, or after a few looks.
+
+        A host may take a core away from a thread that is told to be stopped and has not left it yet.
+        """
+        used = self.cpu_ns()
+        for _ in range(_MOST_LOOKS):
+            time.sleep(0.0001)
+            before, used = used, self.cpu_ns()
+            if used == before:
+                break
+        return used
 
     def go_on(self) -> None:
         """Let a stopped worker run; raise WorkerError where it ran meanwhile, woken by a timer of its own say."""
