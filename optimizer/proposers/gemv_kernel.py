@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .early_kernel import _wait
+
 # Knobs, replaced by the proposer. OUTS: rows of the weight a program. DEEP: 16-byte loads a lane in flight for each.
 # PARTS: programs that share rows. EARLY: launched before the kernel it depends on has ended, and waits on the device.
 WARPS = 4
@@ -17,13 +19,6 @@ OUTS = 4
 DEEP = 4
 PARTS = 1
 EARLY = False
-
-
-@triton.jit
-def _wait(SOON: tl.constexpr):
-    if SOON:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What kernels of a loss share: the sum or mean of all rows, and a launch before the kernel it depends on has ended."""
+"""What kernels of a loss share: the sum or mean of all rows."""
 
 # mypy: ignore-errors
 # ruff: noqa: N803
@@ -6,13 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _wait(SOON: tl.constexpr):
-    """Wait for the kernel before, and let the one behind be launched, which waits in its turn."""
-    if SOON:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+from .early_kernel import _wait
 
 
 @triton.jit
