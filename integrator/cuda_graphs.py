@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from ..extractor.node_ops import example, is_call, is_weight, node_kinds, ops_of
+from ..models.trial import first_line
 from .fresh_outputs import MOVE_NOTHING, Split
 from .graph_device import GraphDevice, Results
 from .kernel_site import KernelSite
@@ -190,7 +191,7 @@ class GraphReplays:
         except Exception as error:  # kernels are generated code, and a capture fails in as many ways as there are ops
             self._set_back(before)
             logger.warning("a CUDA graph could not be captured; its calls run without one: %s", error)
-            return self._captured.give_up(key, f"capture failed: {type(error).__name__}: {_first_line(error)}")
+            return self._captured.give_up(key, f"capture failed: {type(error).__name__}: {first_line(error)}")
         counts = tuple((s, s.calls - start[s].calls, s.fallbacks - start[s].fallbacks) for s in start)
         self._set_back(before)
         packing = any(s.kernel.prepare is not None and calls for s, calls, _ in counts)
@@ -245,7 +246,3 @@ def _overlaps(tensor: torch.Tensor) -> bool:
             return True
         reach += step * (size - 1)
     return False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]

@@ -7,6 +7,8 @@ a form returns, and what is computed from inputs by views alone stays as it was,
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 # Where each buffer begins: a cache line, which is also what the widest vectors want.
 ALIGNMENT = 64
@@ -37,9 +40,13 @@ class _Buffer:
 
 
 class Arena:
-    """Memory shared by all plans of a patch, as large as the largest needs; tensors in it follow when it grows."""
+    """Memory shared by all plans of a patch, as large as the largest needs; tensors in it follow when it grows.
+
+    lock: held by the one call that writes into it.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         with torch.inference_mode(False):
             self.storage = torch.empty(0, dtype=torch.uint8).untyped_storage()
 
@@ -88,14 +95,8 @@ def plan_memory(gm: fx.GraphModule, inputs: Sequence[Any], arena: Arena) -> Memo
     return MemoryPlan(lowered, size, planned, made)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, list | tuple) else []
-
-
 def _value(node: fx.Node) -> list[torch.Tensor]:
-    return _tensors(node.meta.get("val"))
+    return [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
 
 
 def _storages(node: fx.Node) -> list[int]:
@@ -115,7 +116,7 @@ def _buffers(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[int, _Buffer]:
     escaping = {s for node in graph.output_node().all_input_nodes for s in _storages(node)}
     found: dict[int, _Buffer] = {}
     for node in graph.nodes:
-        if _makes(node) and _written_by(node) is not None and not escaping.intersection(_storages(node)):
+        if _makes(node) and _written_by(node.target) is not None and not escaping.intersection(_storages(node)):
             for tensor in _value(node):
                 storage = tensor.untyped_storage()
                 found[storage._cdata] = _Buffer(storage.nbytes(), order[node], order[node])
@@ -126,10 +127,9 @@ def _buffers(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[int, _Buffer]:
     return found
 
 
-def _written_by(node: fx.Node) -> OpOverload | None:
-    """Return the op that computes the node's result into given memory, None where there is none worth calling."""
-    target = node.target
-    assert isinstance(target, OpOverload)
+@functools.cache
+def _written_by(target: OpOverload) -> OpOverload | None:
+    """Return the op that computes what `target` does into given memory, None where there is none worth calling."""
     if target in _COPIES:
         return torch.ops.aten.copy_.default
     for name in target.overloadpacket.overloads():
@@ -184,7 +184,7 @@ def _rewrite(gm: fx.GraphModule, buffers: dict[int, _Buffer], arena: Arena) -> i
         if _makes(node):
             _write_into(gm, node, [_constant(gm, node, next(names), t) for t in fixed])
             count += 1
-        elif isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        elif _stays(node):
             continue  # it runs, on planned memory; its result is another name of what it wrote into
         elif not isinstance(node.meta["val"], torch.Tensor):
             continue  # several views at once: their getitems are constants
@@ -201,7 +201,7 @@ def _stays(node: fx.Node) -> bool:
 
 def _write_into(gm: fx.GraphModule, node: fx.Node, buffers: list[fx.Node]) -> None:
     """Call the out form of `node` before it. Nobody reads the node itself then: a tuple's items are constants, too."""
-    op = _written_by(node)
+    op = _written_by(node.target)
     assert op is not None
     with gm.graph.inserting_before(node):
         if op is torch.ops.aten.copy_.default:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..models.trial import first_line
 from .layouts import Layouts, layout
 from .memory_plan import Arena, plan_memory
 
@@ -25,14 +25,6 @@ def why_not_planned(inputs: Sequence[Any], *, gradients: bool) -> str | None:
     return None if devices == {"cpu"} else "memory is planned on a CPU only: on a GPU torch keeps what it has allocated"
 
 
-class SharedArena:
-    """The arena of one patch, held by one call at a time."""
-
-    def __init__(self) -> None:
-        self.arena = Arena()
-        self.lock = threading.Lock()
-
-
 class PlannedRuns:
     """A callable with the inputs and outputs of an FX graph that writes its intermediates into planned memory.
 
@@ -40,16 +32,16 @@ class PlannedRuns:
     one of a layout that is met for the first time, or whose graph cannot be lowered; `fallbacks` counts why.
     """
 
-    def __init__(self, gm: fx.GraphModule, shared: SharedArena) -> None:
+    def __init__(self, gm: fx.GraphModule, arena: Arena) -> None:
         self._gm = gm
-        self._shared = shared
+        self._arena = arena
         self._plans: Layouts[Callable[..., Any]] = Layouts()
         self.replays = 0
         self.captures = 0
         self.fallbacks: Counter[str] = Counter()
 
     def __call__(self, *inputs: Any) -> Any:
-        if not self._shared.lock.acquire(blocking=False):
+        if not self._arena.lock.acquire(blocking=False):
             return self._plain(inputs, "another call is at work in the planned memory")
         try:
             found = self._ready(inputs)
@@ -58,7 +50,7 @@ class PlannedRuns:
             self.replays += 1
             return found(*inputs)
         finally:
-            self._shared.lock.release()
+            self._arena.lock.release()
 
     def _plain(self, inputs: tuple[Any, ...], reason: str) -> Any:
         self.fallbacks[reason] += 1
@@ -73,11 +65,10 @@ class PlannedRuns:
         if reason is not None:
             return reason
         try:
-            plan = plan_memory(self._gm, inputs, self._shared.arena)
+            plan = plan_memory(self._gm, inputs, self._arena)
         except Exception as error:  # tracing fails in as many ways as there are ops: the graph still runs as it is
             logger.warning("memory of a graph could not be planned; it runs without a plan: %s", error)
-            first = (str(error).strip().splitlines() or ["no message"])[0][:200]
-            return self._plans.give_up(key, f"no memory plan: {type(error).__name__}: {first}")
+            return self._plans.give_up(key, f"no memory plan: {type(error).__name__}: {first_line(error)}")
         logger.info("memory plan: %d of %d results in %.1f MB", plan.planned, plan.ops, plan.bytes / 1e6)
         self.captures += 1
         return self._plans.keep(key, plan.run.forward)

@@ -16,14 +16,16 @@ from .cuda_graphs import GraphReplays, why_not
 from .fresh_outputs import split
 from .graph_device import CudaGraphs, GraphDevice
 from .kernel_site import KernelSite
-from .planned_runs import PlannedRuns, SharedArena, why_not_planned
+from .memory_plan import Arena
+from .planned_runs import PlannedRuns, why_not_planned
 from .results import Tail
 
 logger = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
 
-CAPTURING: frozenset[Tail] = frozenset({"cudagraph", "inductor-cudagraph"})
+# Tails that make something of a graph for a layout that comes again.
+RECORDING: frozenset[Tail] = frozenset({"planned", "cudagraph", "inductor-cudagraph"})
 COMPILING: frozenset[Tail] = frozenset({"inductor", "inductor-cudagraph"})
 # Tails that trace the graph: what is swapped in must stand that.
 TRACING: frozenset[Tail] = COMPILING | {"planned"}
@@ -38,7 +40,7 @@ class TailState:
 
     sites: Iterable[KernelSite] = ()
     device: GraphDevice | None = None
-    memory: SharedArena = field(default_factory=SharedArena)
+    memory: Arena = field(default_factory=Arena)
     replays: list[GraphReplays | PlannedRuns] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -47,20 +49,15 @@ def run_through(
     gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState, *, gradients: bool
 ) -> Compiled:
     """Return what runs `gm`. inputs: real ones of its first call, or Dynamo's, with symbols for sizes that may vary."""
-    if tail in CAPTURING:
-        reason = _why_not(gm, tail, inputs, state, gradients=gradients)
+    if tail in RECORDING:
+        reason = _why_not(gm, tail, inputs, gradients=gradients)
         if reason is None:
-            return _captured(gm, tail, inputs, state)
+            made = PlannedRuns(gm, state.memory) if tail == "planned" else _captured(gm, tail, inputs, state)
+            state.replays.append(made)
+            return made
         state.refused[reason] += 1
-        logger.warning("a graph is not captured as a CUDA graph: %s", reason)
-    if tail == "planned":
-        reason = why_not_planned(inputs, gradients=gradients)
-        if reason is None:
-            planned = PlannedRuns(gm, state.memory)
-            state.replays.append(planned)
-            return planned
-        state.refused[reason] += 1
-        logger.warning("a graph runs without planned memory: %s", reason)
+        said = "runs without planned memory" if tail == "planned" else "is not captured as a CUDA graph"
+        logger.warning("a graph %s: %s", said, reason)
     return compiled(gm, inputs) if tail in COMPILING else gm.forward
 
 
@@ -72,13 +69,15 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
     return made
 
 
-def _why_not(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState, *, gradients: bool) -> str | None:
+def _why_not(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], *, gradients: bool) -> str | None:
+    if tail == "planned":
+        return why_not_planned(inputs, gradients=gradients)
     if tail in COMPILING and any(isinstance(v, torch.SymInt) for v in inputs):
         return "Inductor's code for sizes that vary"
     return why_not(gm, inputs, gradients=gradients)
 
 
-def _captured(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState) -> Compiled:
+def _captured(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: TailState) -> GraphReplays:
     parts = split(gm)
     if state.device is None:
         state.device = CudaGraphs(next(v.device for v in inputs if isinstance(v, torch.Tensor)))
@@ -88,9 +87,7 @@ def _captured(gm: fx.GraphModule, tail: Tail, inputs: Sequence[Any], state: Tail
         run = compiled(parts.inner, inputs)
         plain = _through(run, parts.outer.forward, parts.inputs)
     weights = [i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder") if is_weight(n)]
-    made = GraphReplays(parts, run, plain, weights, state.device, state.sites)
-    state.replays.append(made)
-    return made
+    return GraphReplays(parts, run, plain, weights, state.device, state.sites)
 
 
 def _through(inner: Compiled, outer: Compiled, places: Sequence[int]) -> Compiled:

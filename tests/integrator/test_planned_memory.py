@@ -15,7 +15,7 @@ from torch import fx, nn
 from hotswap.integrator.graph_way import GraphWay
 from hotswap.integrator.layouts import FIRST_MEETING, MOST_KEPT
 from hotswap.integrator.memory_plan import Arena, MemoryPlan, _Buffer, _place, plan_memory
-from hotswap.integrator.planned_runs import PlannedRuns, SharedArena, why_not_planned
+from hotswap.integrator.planned_runs import PlannedRuns, why_not_planned
 from hotswap.integrator.swap_graph import Sites
 from hotswap.optimizer.winner import Winner
 
@@ -188,7 +188,7 @@ def test_a_larger_plan_in_the_same_arena_leaves_a_smaller_one_right(block: Block
 
 
 def runs_of(model: Callable[..., Any]) -> PlannedRuns:
-    return PlannedRuns(graph(model), SharedArena())
+    return PlannedRuns(graph(model), Arena())
 
 
 def test_a_layout_is_planned_when_it_comes_again(block: Block) -> None:
@@ -214,7 +214,7 @@ def test_a_call_that_meets_another_at_work_runs_as_it_is(block: Block) -> None:
     x = torch.randn(2, 4, 32)
     for _ in range(2):
         runs(x)
-    with runs._shared.lock:
+    with runs._arena.lock:
         same(runs(x), block(x))
     assert runs.fallbacks["another call is at work in the planned memory"] == 1
 
