@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gelu_task import gelu_task
 
 from hotswap.cli.main import main
 from hotswap.extractor.task import ShapeCase, Site, Task, TensorSpec
@@ -38,24 +39,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def gelu_task() -> Task:
-    spec = TensorSpec("x", (512, 384), (384, 1), 0, "torch.bfloat16", "activation")
-    return Task(
-        name="gelu",
-        fingerprint="f1",
-        kind="memory",
-        device="cpu",
-        ops=("gelu",),
-        inputs=("x",),
-        outputs=1,
-        cases=(ShapeCase("call", (spec,), 6, 6.0, 20.0),),
-        sites=(Site("layer.0.act", "GELU", ("gelu",), "model.py:1", 0, whole_module=True),),
-        eager_us=120.0,
-        floor_us=30.0,
-        share=0.2,
-        ceiling=1.18,
-        notes=("tanh form",),
-    )
+def task() -> Task:
+    case = ShapeCase("call", (TensorSpec("x", (512, 384), (384, 1), 0, "torch.bfloat16", "activation"),), 6, 6.0, 20.0)
+    site = Site("layer.0.act", "GELU", ("gelu",), "model.py:1", 0, whole_module=True)
+    made: Task = gelu_task(fingerprint="f1", cases=(case,), sites=(site,), size_symbols=(), notes=("tanh form",))
+    return made
 
 
 def judged(tried: Candidate, us: float | None) -> Verdict:
@@ -71,15 +59,15 @@ def run_folder(here: Path) -> Path:
     """A run that was stopped: two tasks, four attempts on one of them."""
     run = here / "runs" / "20261130-101500-minilm"
     Winner("gelu", "f1", "leave", None, None, None, None, False, 3, "eager is best").save(run / "winners" / "gelu.json")
-    gelu_task().save(run / "tasks" / "00-gelu" / "task.json")
-    gelu_task().save(run / "tasks" / "01-softmax" / "task.json")
+    task().save(run / "tasks" / "00-gelu" / "task.json")
+    task().save(run / "tasks" / "01-softmax" / "task.json")
     first = Candidate(FIRST, "template", None, {"unroll": 4})
     with Ledger(run / "ledger.db") as ledger:
         for source, us, kept in ((FIRST, 8.0, True), ("wrong", None, False), (BETTER, 5.0, True)):
             tried = Candidate(source, "template", first.hash if source == BETTER else None, {"unroll": 4})
-            number = ledger.begin(gelu_task(), tried, {})
+            number = ledger.begin(task(), tried, {})
             ledger.finish(number, judged(tried, us), median_us=us, kept=kept)
-        ledger.begin(gelu_task(), Candidate("killed", "template", None, {}), {})
+        ledger.begin(task(), Candidate("killed", "template", None, {}), {})
     return run
 
 
@@ -237,7 +225,7 @@ def test_each_patch_of_the_log_makes_the_attempt_of_what_it_came_from(
 
 def test_a_parent_nobody_knows_is_no_parent(hotswap: Hotswap, run_folder: Path) -> None:
     with Ledger(run_folder / "ledger.db") as ledger:
-        ledger.begin(gelu_task(), Candidate("mine", "agent", "f" * 64, {}), {})
+        ledger.begin(task(), Candidate("mine", "agent", "f" * 64, {}), {})
     code, out, _ = hotswap("task", "log", "last:gelu")
     assert code == 0
     assert f"From:   {Candidate(BETTER, '', None, {}).hash}, the best then" in out
