@@ -21,6 +21,7 @@ import hotswap
 from hotswap.extractor.capture import capture
 from hotswap.extractor.extract import extract
 from hotswap.integrator.blocks import Pace
+from hotswap.integrator.kernel_source import load_kernel
 from hotswap.integrator.measure import measure
 from hotswap.integrator.patch import Patch
 from hotswap.integrator.verify import verify
@@ -197,12 +198,11 @@ def test_a25_generated_offsets_reach_beyond_two_to_the_31_elements() -> None:
 @pytest.mark.gpu
 def test_a25_a_generated_gpu_kernel_is_right_beyond_two_to_the_31_elements() -> None:
     triton = importlib.import_module("hotswap.optimizer.codegen.triton")
-    program = lower(lambda x: torch.tanh(x) * 2, [torch.randn(3, 5)])
-    scope: dict[str, Any] = {}
-    exec(triton.emit(program, triton.knob_space(program)[0]), scope)
+    program = lower(lambda x: torch.tanh(x) * 2, [torch.randn(3, 5).bfloat16()])
+    kernel = load_kernel(triton.emit(program, triton.knob_space(program)[0]), "far").call
     x = torch.zeros(530_000, 4096 + 8, device="cuda", dtype=torch.bfloat16)
     x[-1] = 1
-    out = scope["kernel"](x)
+    out = kernel(x)
     assert torch.equal(out[-1], torch.tanh(x[-1]) * 2)
     assert not out[0].any()
 
