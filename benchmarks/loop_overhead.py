@@ -72,11 +72,11 @@ def gaps(candidates: int, *, answer_s: float, verdict_s: float, in_flight: int) 
         service = LlmService(Client(Door("openai/stood-in", server.base), meter), "openai/stood-in", in_flight)
         limits = Limits("cpu", 20.0, {"float32": 0.2}, 1.0, 32 << 20, "now")
 
-        def proposers(baseline: Race) -> list[LlmProposer]:
+        def asking(baseline: Race) -> list[LlmProposer]:
             return [LlmProposer(Setting(task, REFERENCE, limits, baseline), service, ledger.source)]
 
         Campaign(
-            [Plan(folder, task, proposers, PACE, 600.0)],
+            [Plan(folder, task, list, PACE, 600.0, asking)],
             ledger=ledger,
             executor=judge,
             budget_s=3600.0,

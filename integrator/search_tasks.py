@@ -137,21 +137,22 @@ def _plans(
 
 def _plan(folder: Path, task: Task, settings: Settings, ledger: Ledger, llm: LlmService | None) -> Plan:
     step_us = task.eager_us / task.share if task.share else task.eager_us
-    make = functools.partial(_proposers, folder, ledger.source, llm)
-    return Plan(folder, task, make, _pace(settings, task), step_us)
+    make = functools.partial(_proposers, folder, ledger.source)
+    asking = functools.partial(_asking, folder, ledger.source, llm) if llm is not None else None
+    return Plan(folder, task, make, _pace(settings, task), step_us, asking)
 
 
-def _proposers(
-    folder: Path, source: Callable[[str], str], llm: LlmService | None, baseline: Race
-) -> Sequence[Proposer]:
+def _proposers(folder: Path, source: Callable[[str], str]) -> Sequence[Proposer]:
     """Return who proposes for a task, in the order of equals."""
+    found = proposers(load_task(folder))
+    return [*found, Lifted(source, [p.name for p in found])]
+
+
+def _asking(folder: Path, source: Callable[[str], str], llm: LlmService, baseline: Race) -> Sequence[Proposer]:
+    """Return the language model, which is told the rivals' times."""
     loaded = load_task(folder)
-    found = proposers(loaded)
-    lifted = Lifted(source, [p.name for p in found])
-    if llm is not None:
-        setting = Setting(loaded.task, loaded.source, measure(loaded.task.device), baseline)
-        found.append(LlmProposer(setting, llm, source))
-    return [*found, lifted]
+    setting = Setting(loaded.task, loaded.source, measure(loaded.task.device), baseline)
+    return [LlmProposer(setting, llm, source)]
 
 
 def _watch(progress: Progress, llm: LlmService | None, scalars: SearchScalars, standing: Standing) -> None:

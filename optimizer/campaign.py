@@ -1,5 +1,6 @@
 """Search many tasks at once: the next work is always where the most whole-model gain is left for each second of it.
 
+Proposers are asked before anything else: a task that nobody has a candidate for opens no judge and times no rival.
 What was learned of a proposer on one task counts on all; a task is left when it is at its floor, has nothing new, or
 can no longer move the model. Verdicts come from an executor, on as many devices as it has; the ledger has one writer.
 """
@@ -34,13 +35,17 @@ _LOOK_AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """One task to search. proposers: made when the task is first worked on. step_us: the model's step, eager."""
+    """One task to search. proposers: made when the task is first worked on. step_us: the model's step, eager.
+
+    asking: makes proposers that want the rivals' times before they begin; a task that has some is timed in any case.
+    """
 
     folder: Path
     task: Task
-    proposers: Callable[[Race], Sequence[Proposer]]
+    proposers: Callable[[], Sequence[Proposer]]
     pace: Pace
     step_us: float
+    asking: Callable[[Race], Sequence[Proposer]] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,34 +97,62 @@ class Watching(Protocol):
 class _Known:
     """What a Hunt asks of a judge, answered from what the executor said when the task was opened."""
 
-    def __init__(self, tried: Sequence[Shapes], baseline: Race | None) -> None:
-        self.tried, self._baseline = tried, baseline
+    tried: Sequence[Shapes] = ()
 
     def baseline(self) -> Race:
-        assert self._baseline is not None, "the ledger has none, and none was measured"
-        return self._baseline
+        raise NotImplementedError("baselines of a campaign come from its executor")
 
     def verdict(self, source: str) -> Verdict:
         raise NotImplementedError("verdicts of a campaign come from its executor")
 
 
 class Lane:
-    """One task's search as the campaign sees it. slot: where it is judged, once it was opened. ended: its winner."""
+    """One task's search as the campaign sees it.
+
+    hunt: None until the task is first worked on. slot: where it is judged, once its judge was opened. ended: its winner.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.hunt: Hunt | None = None
+        self.known = _Known()
         self.proposers: list[Proposer] = []
         self.slot: int | None = None
+        self.opened = False
         self.busy = False
         self.ended: Winner | None = None
         self._asleep: dict[int, int] = {}
+        self._held: dict[int, Candidate] = {}
+
+    def begin(self, ledger: Ledger) -> bool:
+        """Look at the task for the first time; return whether its judge is needed.
+
+        That is where somebody has a candidate, or asks for one that takes time to come, or has won already.
+        """
+        self.hunt = Hunt(self.plan.task, self.plan.folder, ledger, self.known)
+        self.proposers = list(self.plan.proposers())
+        if self.plan.asking is not None or self.hunt.parent is not None:
+            return True
+        for proposer in self.proposers:
+            candidate = self.next(proposer)
+            if candidate is not None:
+                self._held[id(proposer)] = candidate
+                return True
+            if isinstance(proposer, Waiting) and proposer.waiting:
+                return True
+            self.sleep(proposer)
+        return False
+
+    def next(self, proposer: Proposer) -> Candidate | None:
+        """Return what a proposer has for the task that was not judged yet, None where it has nothing."""
+        assert self.hunt is not None
+        return self._held.pop(id(proposer), None) or self.hunt.fresh(proposer)
 
     @property
     def left_us(self) -> float:
         """What a step of the model would gain with the task at its floor, from its best kernel so far."""
         task = self.plan.task
-        if self.hunt is None:
+        if self.hunt is None or self.hunt.baseline is None:
             return max(task.gain_us, 0.05 * task.eager_us)
         slack = headroom(task, self.hunt.baseline, self.hunt.parent.verdict if self.hunt.parent else None)
         return task.eager_us * 0.05 if slack is None else max(task.floor_us * (slack - 1.0), 0.0)
@@ -150,7 +183,7 @@ class Lane:
         history = self.hunt.history if self.hunt is not None else []
         parent = self.hunt.parent if self.hunt is not None else None
         won = parent.verdict.speedup if parent is not None and parent.verdict is not None else None
-        state = "done" if self.ended is not None else "at work" if self.busy else "open" if self.hunt else "waiting"
+        state = "done" if self.ended is not None else "at work" if self.busy else "open" if self.opened else "waiting"
         accepted, kept = sum(a.accepted for a in history), sum(a.kept for a in history)
         best_so_far = won.median if won is not None else None
         name = self.plan.task.name
@@ -208,7 +241,7 @@ class Campaign:
             elif not self._wait_for_answers():
                 break
         for lane in self.lanes:
-            if lane.ended is None and lane.hunt is not None:
+            if lane.ended is None and lane.opened:
                 self._end(lane)
 
     def _begin_what_fits(self) -> None:
@@ -232,7 +265,7 @@ class Campaign:
             # A baseline that took all the time was for nothing without one try.
             if over and (lane.hunt is None or lane.hunt.history):
                 continue
-            if lane.hunt is not None and self._finished(lane):
+            if lane.opened and self._finished(lane):
                 self._end(lane)
                 continue
             for option, proposer in self._options(lane):
@@ -243,7 +276,7 @@ class Campaign:
     def _options(self, lane: Lane) -> Iterator[tuple[Option, Proposer | None]]:
         task = lane.plan.task
         seconds = self.rates.seconds(task.fingerprint)
-        if lane.hunt is None:
+        if not lane.opened:
             opening = sum(self._openings) / len(self._openings) if self._openings else _USUAL_OPENING_S
             yield Option(task.name, "", lane.left_us, 0.5, opening + seconds), None
             return
@@ -263,10 +296,14 @@ class Campaign:
     def _begin(self, lane: Lane, proposer: Proposer | None, slot: int) -> bool:
         """Start one piece of work; return whether there was any."""
         if proposer is None or lane.hunt is None:
+            self._tell(f"{lane.plan.task.name}: who has a candidate")
+            if not lane.begin(self._ledger):
+                self._end(lane)
+                return False
             self._tell(f"{lane.plan.task.name}: the baseline, eager and Inductor's code")
             self._open(lane, slot)
             return True
-        candidate = lane.hunt.fresh(proposer)
+        candidate = lane.next(proposer)
         if candidate is None:
             lane.sleep(proposer)
             return False
@@ -275,26 +312,28 @@ class Campaign:
         return True
 
     def _open(self, lane: Lane, slot: int) -> None:
-        lane.slot, lane.busy = slot, True
+        assert lane.hunt is not None
+        hunt, lane.slot, lane.busy = lane.hunt, slot, True
         begun, folder = self._clock(), lane.plan.folder
 
         def opened(future: Future[Any]) -> None:
             try:
-                tried = future.result()
+                lane.known.tried = future.result()
             except InputError as error:  # the judge refuses a task that proves nothing, and says what it lacks
                 self.lanes.remove(lane)
                 self._refused(lane.plan.task, str(error))
                 return
-            if self._ledger.baseline(lane.plan.task, environment()) is None:
-                measuring = self._executor.baseline(slot, folder)
-                self._under_way[measuring] = lambda race: begin(_Known(tried, race.result()))
+            if hunt.baseline is None:
+                self._under_way[self._executor.baseline(slot, folder)] = begin
             else:
-                begin(_Known(tried, None))
+                begin(None)
 
-        def begin(known: _Known) -> None:
-            lane.busy = False
-            lane.hunt = Hunt(lane.plan.task, folder, self._ledger, known)
-            lane.proposers = list(lane.plan.proposers(lane.hunt.baseline))
+        def begin(measured: Future[Any] | None) -> None:
+            baseline = hunt.baseline if measured is None else hunt.timed(measured.result())
+            assert baseline is not None
+            lane.busy, lane.opened = False, True
+            if lane.plan.asking is not None:
+                lane.proposers += lane.plan.asking(baseline)
             lane.ask_ahead()
             self._openings.append(self._clock() - begun)
 
@@ -331,7 +370,8 @@ class Campaign:
 
     def _end(self, lane: Lane) -> None:
         winner = lane.finish()
-        self._executor.leave(lane.slot or 0, lane.plan.folder)
+        if lane.slot is not None:
+            self._executor.leave(lane.slot, lane.plan.folder)
         self._done(lane.plan.task, winner)
 
     def _tell(self, doing: str) -> None:

@@ -81,12 +81,15 @@ def headroom(task: Task, baseline: Race, verdict: Verdict | None) -> float | Non
 
 
 def decide(
-    task: Task, baseline: Race, best: Attempt | None, history: Sequence[Attempt], refusals: Sequence[str] = ()
+    task: Task, baseline: Race | None, best: Attempt | None, history: Sequence[Attempt], refusals: Sequence[str] = ()
 ) -> Decision:
     """Return what the task ends with: our kernel where it reads faster than the best rival, else that rival.
 
-    One whose interval holds 1.0 goes on to the ablation in the whole model, which drops what does not pay.
+    One whose interval holds 1.0 goes on to the ablation in the whole model, which drops what does not pay. Without a
+    baseline nothing was tried, and the task is left alone: Inductor's code for it is in every tail that compiles.
     """
+    if baseline is None:
+        return Decision("leave", nothing_passed(history, refusals))
     inductor = inductor_gain(baseline)
     if best is not None and best.verdict is not None and best.verdict.speedup is not None:
         won = best.verdict.speedup

@@ -1,4 +1,4 @@
-"""Search one task: baseline first, then candidates from proposers in turn before the judge, each on record.
+"""Search one task: candidates from proposers in turn before the judge, each on record; rivals are timed once there is one.
 
 The parent changes only when a gain clears the noise. What the ledger already holds from this environment is not
 repeated, so a search that was killed goes on where it was.
@@ -77,26 +77,31 @@ def search(
     """Return how the task in `folder` ends: our kernel, Inductor's code, or eager left alone, with a one-line reason.
 
     Stops at the floor, after `seconds` (baseline included; one verdict may overrun), or when nobody has anything new.
+    The rivals are timed when somebody has a candidate, or has asked for one that takes time to come.
     """
     started = time.monotonic()
     task = Task.load(folder / "task.json")
-    progress(task.name, 0.0, seconds, "the baseline: eager and Inductor's code")
+    progress(task.name, 0.0, seconds, "who has a candidate")
     hunt = Hunt(task, folder, ledger, judge)
     waiting = deque(proposers)
-    opened: float | None = None
+    ready = 0.0
     while waiting and not hunt.at_floor():
         passed = time.monotonic() - started
-        opened = passed if opened is None else opened
-        if passed >= seconds and (hunt.history or passed >= opened + _GRACE_S):
+        if passed >= seconds and (hunt.history or passed >= ready + _GRACE_S):
             break  # a baseline that took all the time was for nothing without one try
         proposer = waiting.popleft()
         progress(task.name, passed, seconds, f"{hunt.standing()}, next {proposer.name}")
         candidate = hunt.fresh(proposer)
         if candidate is not None:
             waiting.append(proposer)
-            hunt.attempt(candidate)
+            hunt.rivals()
+            if not hunt.at_floor():
+                hunt.attempt(candidate)
         elif isinstance(proposer, Waiting) and proposer.waiting:
             waiting.append(proposer)
+            if hunt.baseline is None:  # while the answers are on their way
+                hunt.rivals()
+                ready = time.monotonic() - started
             if all(isinstance(p, Waiting) and p.waiting for p in waiting):
                 proposer.wait(1.0)
     progress(task.name, seconds, seconds, hunt.standing())
@@ -104,7 +109,10 @@ def search(
 
 
 class Hunt:
-    """The state of one search: the baseline, what was tried, and the parent of what comes next."""
+    """The state of one search: the rivals' times, what was tried, and the parent of what comes next.
+
+    baseline: the race of the rivals, None until it is on record: nobody need time what nobody would replace.
+    """
 
     def __init__(self, task: Task, folder: Path, ledger: Ledger, judge: Judging) -> None:
         self.task = task
@@ -112,17 +120,26 @@ class Hunt:
         self._ledger = ledger
         self._judge = judge
         self._environment = environment()
-        recorded = ledger.baseline(task, self._environment)
-        if recorded is None:
-            recorded = judge.baseline()
-            ledger.set_baseline(task, recorded, self._environment)
-        self.baseline = recorded
+        self.baseline: Race | None = ledger.baseline(task, self._environment)
         # Times of another machine or toolchain say nothing here: such attempts are made again.
         self.history = [a for a in ledger.finished(task.fingerprint) if a.environment == self._environment]
         self.parent: Attempt | None = next((a for a in reversed(self.history) if a.kept), None)
         self._seen = {a.source_hash for a in self.history}
 
+    def rivals(self) -> Race:
+        """Return the race of the rivals, run now where none is on record."""
+        return self.baseline if self.baseline is not None else self.timed(self._judge.baseline())
+
+    def timed(self, baseline: Race) -> Race:
+        """Put the race of the rivals on record, and return it."""
+        self._ledger.set_baseline(self.task, baseline, self._environment)
+        self.baseline = baseline
+        return baseline
+
     def at_floor(self) -> bool:
+        """Whether the task runs at its floor already; False while nothing was timed."""
+        if self.baseline is None:
+            return False
         slack = headroom(self.task, self.baseline, self.parent.verdict if self.parent else None)
         return slack is not None and slack <= AT_FLOOR
 
@@ -136,6 +153,7 @@ class Hunt:
 
     def attempt(self, candidate: Candidate) -> None:
         """Put a candidate before the judge and on record; keep it as the parent where its gain clears the noise."""
+        self.rivals()
         number = self.begin(candidate)
         self.finish(number, candidate, self._judge.verdict(candidate.source))
 

@@ -16,6 +16,7 @@ from hotswap.optimizer.candidate import Candidate, Proposer
 from hotswap.optimizer.ledger import Ledger
 from hotswap.optimizer.proposers.lifted import Lifted, constants
 from hotswap.optimizer.schedule import Option, Rates, best
+from hotswap.optimizer.verdict import Race
 from hotswap.optimizer.winner import Winner
 
 
@@ -43,7 +44,7 @@ class Search:
     def add(self, name: str, *proposers: Proposer, eager_us: float = 120.0, floor_us: float = 3.0) -> None:
         task = replace(self.like, name=name, fingerprint=f"of-{name}", eager_us=eager_us, floor_us=floor_us)
         task.save(self.root / name / "task.json")
-        self.plans.append(Plan(self.root / name, task, lambda baseline: proposers, PACE, 1000.0))
+        self.plans.append(Plan(self.root / name, task, lambda: proposers, PACE, 1000.0))
 
     def run(
         self,
@@ -117,6 +118,47 @@ def test_a_task_whose_judge_will_not_open_is_refused_and_the_rest_goes_on(search
     searching.run(ScriptedExecutor(refuse="odd"))
     assert searching.refused == {"odd": "its inputs prove nothing"}
     assert searching.winners["gelu"].choice == "kernel"
+
+
+def test_a_task_nobody_has_a_candidate_for_opens_no_judge_and_times_no_rival(searching: Search) -> None:
+    searching.add("barren", Script([]), eager_us=5000.0)
+    searching.add("gelu", Script([kernel(9.0)]))
+    executor = ScriptedExecutor()
+    assert searching.run(executor) == ["gelu"]
+    assert {name for _, name, _ in executor.asked} == {"gelu"}
+    assert (searching.winners["barren"].choice, searching.winners["barren"].reason) == (
+        "leave", "no proposer had a candidate",
+    )  # fmt: skip
+
+
+def test_the_candidate_that_had_a_judge_opened_is_the_first_it_judges(searching: Search) -> None:
+    searching.add("gelu", Script([], name="barren"), Script([kernel(9.0), kernel(8.0)]))
+    executor = ScriptedExecutor()
+    searching.run(executor)
+    assert [what for _, _, what in executor.asked] == ["open", kernel(9.0), kernel(8.0), "leave"]
+
+
+def test_who_wants_the_rivals_times_is_told_them_before_it_proposes(searching: Search) -> None:
+    told: list[Race] = []
+
+    def asking(baseline: Race) -> list[Script]:
+        told.append(baseline)
+        return [Script([kernel(8.0)])]
+
+    searching.add("gelu", Script([]))
+    searching.plans[0] = replace(searching.plans[0], asking=asking)
+    searching.run(ScriptedExecutor())
+    assert [a.name for a in told[0].arms] == ["eager", "inductor"]
+    assert searching.winners["gelu"].source == kernel(8.0)
+
+
+def test_a_winner_on_record_keeps_its_verified_domain_though_nobody_has_anything_new(searching: Search) -> None:
+    searching.add("gelu", Script([kernel(9.0)]))
+    searching.run(ScriptedExecutor())
+    again = Search(searching.root, searching.ledger, searching.like)
+    again.add("gelu", Script([]))
+    assert again.run(ScriptedExecutor()) == []
+    assert again.winners["gelu"].domain == searching.winners["gelu"].domain
 
 
 def test_when_the_time_is_over_what_was_opened_still_gets_one_try_and_a_winner(searching: Search) -> None:

@@ -153,7 +153,7 @@ def test_a_search_that_ends_while_a_server_fails_says_what_it_failed_of(serve: S
 
 
 def test_a_run_without_a_model_has_no_account(searching: Searching, tmp_path: Path) -> None:
-    assert searching(resolve({"budget": "5s"}, folder=tmp_path)).choice == "inductor"
+    assert searching(resolve({"budget": "5s"}, folder=tmp_path)).choice == "leave"
     assert llm_notes(tmp_path / "run") == ()
 
 

@@ -259,7 +259,7 @@ def test_with_two_second_answers_and_eight_under_way_the_judge_does_not_wait(
             ended.append(time.monotonic())
             return answer
 
-    plan = Plan(bench.folder, bench.task, lambda baseline: [proposer], PACE, 600.0)
+    plan = Plan(bench.folder, bench.task, lambda: [proposer], PACE, 600.0)
     Campaign(
         [plan],
         ledger=bench.ledger,
@@ -293,7 +293,7 @@ def test_the_model_is_asked_before_its_turn_while_the_judge_is_at_work(bench: Be
             return super().verdict(slot, folder, source)
 
     proposer = bench.proposer(server, requests=2)
-    plan = Plan(bench.folder, bench.task, lambda baseline: [Template(), proposer], PACE, 600.0)
+    plan = Plan(bench.folder, bench.task, lambda: [Template(), proposer], PACE, 600.0)
     Campaign(
         [plan],
         ledger=bench.ledger,

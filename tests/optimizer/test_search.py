@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hotswap.extractor.task import Task
+from hotswap.models.environment import environment
 from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate
 from hotswap.optimizer.decision import gain
@@ -163,7 +164,34 @@ def test_a_proposer_says_why_it_has_nothing(searching: Searching) -> None:
         reason: str | None = "index_put is no loop nest"
 
     winner = searching(FakeJudge(), Unable([], "template"))
-    assert winner.reason.endswith("no proposer had a candidate; template: index_put is no loop nest")
+    assert winner.reason == "no proposer had a candidate; template: index_put is no loop nest"
+
+
+def test_rivals_are_not_timed_where_nobody_has_a_candidate(searching: Searching, ledger: Ledger, gelu: Task) -> None:
+    judge = FakeJudge()
+    winner = searching(judge, Script([]))
+    assert (winner.choice, winner.attempts, judge.baselines) == ("leave", 0, 0)
+    assert ledger.baseline(gelu, environment()) is None
+
+
+def test_rivals_are_timed_while_answers_are_on_their_way(searching: Searching) -> None:
+    @dataclass
+    class Slow(Script):
+        waiting: bool = True
+        answered: bool = False
+
+        def ask_ahead(self, history: Sequence[Attempt]) -> None: ...
+
+        def wait(self, seconds: float) -> None:
+            self.sources, self.waiting = [us(8.0)], False
+
+        def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
+            if self.sources:
+                assert judge.baselines == 1
+            return super().propose(task, history)
+
+    judge = FakeJudge()
+    assert searching(judge, Slow([])).source == us(8.0)
 
 
 def test_at_the_floor_nothing_is_tried(searching: Searching, folder: Path) -> None:
@@ -215,8 +243,6 @@ def test_a_killed_search_goes_on_without_repeating_anything(folder: Path, tmp_pa
 
 
 def test_attempts_of_another_machine_are_made_again(searching: Searching, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotswap.models.environment import environment
-
     searching(FakeJudge(), Script([us(8.0)]))
     monkeypatch.setattr("hotswap.optimizer.search.environment", lambda: environment() | {"cpu": "another"})
     judge = FakeJudge()
