@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..extractor.task import Task
-from ..models.environment import environment
 from ..models.errors import InputError
 from .candidate import Candidate, Proposer
 from .court import Pace
@@ -109,7 +108,7 @@ class _Known:
 class Lane:
     """One task's search as the campaign sees it.
 
-    hunt: None until the task is first worked on. slot: where it is judged, once its judge was opened. ended: its winner.
+    hunt: None until the task is first worked on. slot: where it is judged, once asked there. ended: its winner.
     """
 
     def __init__(self, plan: Plan) -> None:

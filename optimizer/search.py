@@ -1,7 +1,7 @@
-"""Search one task: candidates from proposers in turn before the judge, each on record; rivals are timed once there is one.
+"""Search one task: candidates from proposers in turn before the judge, each on record.
 
-The parent changes only when a gain clears the noise. What the ledger already holds from this environment is not
-repeated, so a search that was killed goes on where it was.
+The rivals are timed once there is a candidate. The parent changes only when a gain clears the noise. What the ledger
+already holds from this environment is not repeated, so a search that was killed goes on where it was.
 """
 
 from __future__ import annotations
