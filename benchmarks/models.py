@@ -59,7 +59,7 @@ class Results:
             print(f"{path}: from another environment, its rows are measured again", file=sys.stderr)
 
     def holds(self, row: Row, size: Size) -> bool:
-        return (f"{row.model}@{size}", row.shape(size)) in workloads(self.rows)
+        return (row.workload(size), row.shape(size)) in workloads(self.rows)
 
     def add(self, made: list[dict[str, Any]]) -> None:
         key = (made[0]["workload"], made[0]["shape"])
@@ -93,7 +93,7 @@ def main() -> int:
     results = Results(asked.out or RESULTS / f"models-{where}.json", device)
     started, longest, failed = time.monotonic(), _FIRST_GUESS_S if asked.seconds < float("inf") else 0.0, 0
     for number, row in enumerate(ROWS):
-        title = f"{row.model}@{asked.size} {row.shape(asked.size)}"
+        title = f"{row.workload(asked.size)} {row.shape(asked.size)}"
         if (results.holds(row, asked.size) and not asked.fresh) or not _wanted(title, asked.only):
             continue
         begun = time.monotonic()

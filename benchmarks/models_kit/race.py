@@ -62,7 +62,7 @@ def measured(row: Row, asked: Asked, say: Callable[[str], object], watch: Watch)
             ours = _best_of_ours(built, model, call, pace, notes, say, watch)
             race = _race(built, ours, call, pace, asked, watch)
             facts = {arm.name: _account(arm, watch) for arm in built.values()}
-    common = {"workload": f"{row.model}@{asked.size}", "shape": row.shape(asked.size), "dtype": "bfloat16", **floor}
+    common = {"workload": row.workload(asked.size), "shape": row.shape(asked.size), "dtype": "bfloat16", **floor}
     rows = []
     for arm in race.arms:
         name = "ours" if arm.name == ours else arm.name

@@ -30,7 +30,8 @@ class Row:
     """One workload. length: tokens or frames, None for what has one size (images). padded: rows of the batch end early.
 
     causal: half of attention's products are not needed, which the floor leaves out. decode: one step of one token a
-    row, behind `length` tokens in a static cache.
+    row, behind `length` tokens in a static cache. sliced: it is measured at full width with few layers, and of the
+    prompt's logits the last alone are made, as `generate` asks for them: all of them would outweigh the few layers.
     """
 
     model: str
@@ -39,6 +40,14 @@ class Row:
     causal: bool = False
     padded: bool = False
     decode: bool = False
+    sliced: bool = False
+
+    def workload(self, size: Size) -> str:
+        """Return the model's name with the size it is measured in where `size` is asked for."""
+        return f"{self.model}@{self.own(size)}"
+
+    def own(self, size: Size) -> Size:
+        return "slice" if self.sliced and size == "full" else size
 
     def shape(self, size: Size) -> str:
         batch, length = self.sizes(size)
@@ -54,29 +63,44 @@ class Row:
 
 ROWS: tuple[Row, ...] = (
     Row("llama-3.2-1b", 1, 2048, causal=True),
-    Row("bert-base", 8, 512),
-    Row("gpt2", 8, 1024, causal=True),
-    Row("qwen3-0.6b", 1, 2048, causal=True),
-    Row("vit-l16", 32, None),
-    Row("bert-base", 32, 128, padded=True),
     Row("llama-3.2-1b", 8, 512, causal=True),
-    Row("modernbert-large", 8, 512),
-    Row("siglip-so400m", 32, None),
-    Row("whisper-large-v3-turbo-encoder", 8, None),
+    Row("llama-3.2-1b", 1, 2048, decode=True),
+    Row("llama-3.2-1b", 16, 2048, decode=True),
     Row("llama-3.1-8b", 1, 2048, causal=True),
     Row("llama-3.1-8b", 8, 512, causal=True),
-    Row("qwen3-8b", 1, 2048, causal=True),
-    Row("llama-3.2-1b", 1, 2048, decode=True),
+    Row("llama-3.1-8b", 1, 2048, decode=True),
+    Row("llama-3.1-8b", 16, 2048, decode=True),
+    Row("qwen3-0.6b", 1, 2048, causal=True),
     Row("qwen3-0.6b", 1, 2048, decode=True),
     Row("qwen3-0.6b", 16, 2048, decode=True),
     Row("qwen3-0.6b", 64, 2048, decode=True),
+    Row("qwen3-8b", 1, 2048, causal=True),
+    Row("qwen3-8b", 1, 2048, decode=True),
+    Row("qwen3-8b", 16, 2048, decode=True),
+    Row("qwen3-8b", 64, 2048, decode=True),
+    Row("gpt-oss-20b", 1, 2048, causal=True, sliced=True),
+    Row("gpt-oss-20b", 8, 2048, decode=True, sliced=True),
+    Row("qwen3-30b-a3b", 1, 2048, causal=True, sliced=True),
+    Row("qwen3-30b-a3b", 8, 2048, decode=True, sliced=True),
+    Row("qwen3.5-9b", 1, 4096, causal=True, sliced=True),
+    Row("gemma-3-4b", 1, 4096, causal=True, sliced=True),
+    Row("gpt2", 8, 1024, causal=True),
+    Row("bert-base", 8, 512),
+    Row("bert-base", 32, 128, padded=True),
+    Row("modernbert-large", 8, 512),
+    Row("modernbert-large", 32, 128, padded=True),
+    Row("bge-m3", 8, 512),
+    Row("bge-m3", 32, 128, padded=True),
+    Row("vit-l16", 32, None),
+    Row("siglip-so400m", 32, None),
+    Row("whisper-large-v3-turbo-encoder", 8, None),
 )
 
 
 def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
     """Return the model with random weights and its call, both on the device, in bf16."""
     model = from_config_alone(
-        fields(row.model, size), name=f"{row.model}@{size}", dtype=torch.bfloat16, device=device, seed=0
+        fields(row.model, row.own(size)), name=row.workload(size), dtype=torch.bfloat16, device=device, seed=0
     )
     if row.model.endswith("-encoder"):
         model = model.get_encoder()
@@ -86,6 +110,8 @@ def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
     if row.padded:
         given["attention_mask"] = _ends_early(given["input_ids"])
     placed = tree_map_only(torch.Tensor, lambda t: _on(t, device), given)
+    if row.sliced and not row.decode:
+        placed["logits_to_keep"] = 1
     if row.decode:
         placed = with_cache(model, placed["input_ids"])
     return model, Call(kwargs=placed, name=row.shape(size))
