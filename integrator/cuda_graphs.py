@@ -48,6 +48,15 @@ def why_not_nodes(gm: fx.GraphModule) -> str | None:
     growing = {n for n in gm.graph.output_node().all_input_nodes if _grows(n)}
     if growing:
         return f"a cache that grows with each call ({min(n.name for n in growing)})"
+    return _why_not_again(gm) or _gives_back(gm)
+
+
+def may_be_thrown_away(gm: fx.GraphModule) -> bool:
+    """Whether nothing is left of a run of `gm` but its outputs: it writes into nothing of others, and draws nothing."""
+    return _why_not_again(gm) is None and all(is_call(n) for n in find_writes(gm).memory)
+
+
+def _why_not_again(gm: fx.GraphModule) -> str | None:
     for node in gm.graph.nodes:
         if not is_call(node):
             continue
@@ -59,7 +68,7 @@ def why_not_nodes(gm: fx.GraphModule) -> str | None:
         for one in seen:
             if one.random:
                 return f"{node.name} draws random numbers"
-    return _gives_back(gm)
+    return None
 
 
 def _gives_back(gm: fx.GraphModule) -> str | None:

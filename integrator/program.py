@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .cuda_graphs import may_be_thrown_away
+from .form_choice import FormChoice, flags_for
 from .results import Tail
-from .rewrites.mask_choice import Condition
 from .rewrites.packed_use import PackedUse, packed_uses
 from .rewrites.parameter_packs import ParameterPacks
 from .rewrites.plan import Forms
@@ -20,8 +21,8 @@ Build = Callable[[], Compiled]
 
 
 class Program:
-    """Runs the special form where its condition holds, the general one else, and the graph without rewrites where
-    parameters that it reads packed cannot be brought back; this last is counted in `fallbacks`.
+    """Runs the special form where its condition is known to hold, the general one else (`FormChoice`), and the graph
+    without rewrites where parameters that it reads packed cannot be brought back; this last is counted in `fallbacks`.
 
     plain: makes the graph without rewrites, asked for at most once.
     """
@@ -50,12 +51,13 @@ class Program:
                 return _Later(lambda real: run_through(gm, tail, real, state, gradients=gradients))
             return run_through(gm, tail, inputs, state, gradients=gradients)
 
-        self._general = form(forms.general)
-        self._special: tuple[Condition, Compiled] | None = None
+        self._answer: Compiled = form(forms.general)
         uses = list(packed_uses(forms.general))
         if forms.special is not None:
             condition, gm = forms.special
-            self._special = (condition, form(gm))
+            flags = flags_for(inputs[condition.position].device)
+            ahead = flags is not None and not gradients and may_be_thrown_away(gm)
+            self._answer = FormChoice(condition, form(gm), self._answer, flags, ahead=ahead)
             uses += packed_uses(gm)
         self._uses: tuple[PackedUse, ...] = tuple(uses)
         self._places = tuple(
@@ -69,9 +71,7 @@ class Program:
                     self.fallbacks["packed parameters are not what they were"] += 1
                     return self._without_rewrites()(*inputs)
                 break
-        if self._special is not None and self._special[0].holds(inputs):
-            return self._special[1](*inputs)
-        return self._general(*inputs)
+        return self._answer(*inputs)
 
     def _bring_back(self, inputs: tuple[Any, ...]) -> bool:
         packs = self._packs

@@ -31,10 +31,14 @@ class Condition:
     position: int
     value: int
 
-    def holds(self, inputs: tuple[Any, ...]) -> bool:
-        """Ask the device; it waits for what was launched before, as transformers' own check of a mask does in eager."""
+    def flag(self, inputs: tuple[Any, ...]) -> torch.Tensor:
+        """Return whether it holds as a bool scalar, where the input is; nothing waits for it."""
         tensor = inputs[self.position]
-        return bool(tensor.all()) if tensor.dtype == torch.bool and self.value else bool((tensor == self.value).all())
+        return tensor.all() if tensor.dtype == torch.bool and self.value else (tensor == self.value).all()
+
+    def holds(self, inputs: tuple[Any, ...]) -> bool:
+        """Wait for the device, and for what was launched on it before; return whether it holds."""
+        return bool(self.flag(inputs))
 
 
 def conditions(gm: fx.GraphModule) -> Iterator[tuple[Condition, fx.Node]]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
 
 from hotswap.extractor.node_ops import is_weight
-from hotswap.integrator.cuda_graphs import GraphReplays, why_not, why_not_nodes
+from hotswap.integrator.cuda_graphs import GraphReplays, may_be_thrown_away, why_not, why_not_nodes
 from hotswap.integrator.fresh_outputs import split
 from hotswap.integrator.layouts import MOST_KEPT
 
@@ -355,6 +355,12 @@ def test_a_head_that_reads_what_is_written_later_stays_inside() -> None:
     assert made.runs.replays
 
 
+def test_a_run_that_writes_or_draws_may_not_be_thrown_away() -> None:
+    assert may_be_thrown_away(captured(lambda x: torch.relu_(x * 2), torch.randn(4))[0])
+    assert not may_be_thrown_away(captured(lambda x: x.mul_(2) + 1, torch.randn(4))[0])
+    assert not may_be_thrown_away(captured(lambda x: x * torch.rand(4), torch.randn(4))[0])
+
+
 def test_training_and_the_cpu_are_refused(model: Head, x: torch.Tensor) -> None:
     gm, inputs = captured(model, x)
     assert why_not_nodes(gm) is None
@@ -430,3 +436,46 @@ def test_on_a_gpu_a_graph_keeps_the_memory_that_matmuls_work_in_whoever_clears_t
         torch.testing.assert_close(way(given), want)
         assert not any(bool(one.any()) for one in taken), "a replay wrote into memory of others"
         assert way.captured["replays"] == 3
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_padded_call_waits_for_its_mask_and_every_mask_is_what_it_is() -> None:
+    from transformers import BertConfig, BertModel
+
+    from hotswap.integrator.graph_way import GraphWay
+    from hotswap.integrator.swap_graph import Sites
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=99, **sizes)).eval().cuda()
+    way = GraphWay(model, (), Sites(), "cudagraph")
+    ids = torch.randint(1, 99, (2, 32), device="cuda")
+    ones = torch.ones_like(ids)
+    right, left = ones.clone(), ones.clone()
+    right[1, 20:] = 0
+    left[1, :20] = 0
+
+    def right_with(mask: torch.Tensor) -> None:
+        want = model(ids, attention_mask=mask)[0]
+        got = way(ids, attention_mask=mask)[0]
+        torch.testing.assert_close(got * mask[..., None], want * mask[..., None], rtol=1e-3, atol=1e-3)
+
+    with torch.no_grad():
+        for mask in (right, left, left, *[ones.clone() for _ in range(5)], right, left, ones, right.clone()):
+            right_with(mask)
+        fresh = [left.clone() for _ in range(4)]
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for mask in (*fresh, left, left):
+                way(ids, attention_mask=mask)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph, static = torch.cuda.CUDAGraph(), ones.clone()
+        way(ids, attention_mask=static)
+        with torch.cuda.graph(graph):
+            held = way(ids, attention_mask=static)[0]
+        static.copy_(right)
+        graph.replay()
+        want = model(ids, attention_mask=right)[0]
+        torch.testing.assert_close(held * right[..., None], want * right[..., None], rtol=1e-3, atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from rewritten_models import Rewritten, small_model
 
+from hotswap.integrator import program
 from hotswap.integrator.rewrites import plan
 from hotswap.integrator.rewrites.rewrite import Rewrite
 
@@ -26,12 +28,27 @@ def masks() -> dict[str, torch.Tensor]:
     return {"left": left, "ones": torch.ones(2, 12, dtype=torch.long), "right": right}
 
 
+class Later:
+    """Flags of a device whose answers are waited for."""
+
+    def busy(self) -> bool:
+        return False
+
+    def send(self, flag: torch.Tensor) -> Callable[[], bool]:
+        return lambda: bool(flag)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert", "qwen3"])
-def test_a_mask_is_what_it_is_at_each_call(kind: str, ids: torch.Tensor) -> None:
+@pytest.mark.parametrize("flags", [None, Later()], ids=["read at once", "waited for"])
+def test_a_mask_is_what_it_is_at_each_call(
+    kind: str, flags: Later | None, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "flags_for", lambda _: flags)
     model = small_model(kind)
     made = Rewritten(model)
+    ones = [torch.ones(2, 12, dtype=torch.long)] * 3
     with torch.no_grad():
-        for mask in [*masks().values(), *reversed(masks().values())]:
+        for mask in [*ones, *masks().values(), *ones, *reversed(masks().values())]:
             # Positions that are padding have no meaning, and a fully hidden row none at all.
             shown = mask.bool()[..., None]
             got, want = made(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0]
