@@ -1,6 +1,6 @@
 """Time our GPU kernels against eager code, fused torch ops, torch.compile, Liger and published starter kernels.
 
-usage: python benchmarks/kernels.py [--only TEXT] [--quick] [--seconds 540] [--liger PATH] [--table FILE]
+usage: python benchmarks/kernels.py [--only TEXT ...] [--quick] [--seconds 540] [--liger PATH] [--table FILE]
 
 All arms of a row are timed in one run on the same inputs, in interleaved blocks of CUDA-graph replays over rotating
 input sets that are twice the L2 cache together. Rows that the result file holds from the same environment are kept.
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from hotswap.benchmarks.kernels_kit.ours import interpreted
 from hotswap.benchmarks.kernels_kit.race import OURS, Effort, measured
 from hotswap.benchmarks.kernels_kit.rivals import ALL
 from hotswap.benchmarks.kernels_kit.rows import Row, rows
@@ -88,6 +89,8 @@ def main() -> int:
         print("kernels.py: left out, there is no CUDA device here; --device cpu runs it dry", file=sys.stderr)
         return 0
     device = "cpu" if asked.device == "cpu" else "cuda"
+    if interpreted():
+        _repair_interpreter()
     if asked.liger:
         sys.path.insert(0, str(asked.liger))
     where = "cpu" if device == "cpu" else re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
@@ -121,6 +124,12 @@ def main() -> int:
         print(_line(row, made, time.monotonic() - begun), flush=True)
     print(results.path)
     return 3 if failed else 0
+
+
+def _repair_interpreter() -> None:
+    from hotswap.optimizer.codegen.triton_repair import repair  # it needs triton, which a CPU may lack
+
+    repair()
 
 
 def _read_rate(device: str, copy_gb_s: float) -> float:
@@ -171,7 +180,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument(
-        "--only", action="append", default=[], help="rows whose title (task shape dtype) holds this text"
+        "--only", nargs="+", action="extend", default=[], help="rows whose title (task shape dtype) holds one of these"
     )
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=list(DTYPES))
     parser.add_argument(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotswap.benchmarks.kernels_kit.rivals import unlike
+from hotswap.benchmarks.kernels_kit.rivals import not_as_asked, unlike
 from hotswap.benchmarks.kernels_kit.rows import Row
 from hotswap.extractor.load_task import LoadedTask, load_function
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
@@ -167,9 +167,7 @@ class Search:
             if out.shape != target.reference.shape or out.dtype != target.reference.dtype:
                 return f"output {number}: {out.dtype} {tuple(out.shape)}, expected {tuple(target.reference.shape)}"
         whole = call(*self._loaded.given)
-        if self._row.family.dense and not all(t.is_contiguous() for t in whole):
-            return "an output is not contiguous"
-        return misfit(got, wanted) or unlike(whole, self._wanted)
+        return not_as_asked(self._row, whole) or misfit(got, wanted) or unlike(whole, self._wanted)
 
     @functools.cached_property
     def _exact(self) -> tuple[list[Tensor], tuple[Wanted, ...]]:

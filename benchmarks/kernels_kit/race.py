@@ -58,7 +58,7 @@ def measured(row: Row, device: str, limits: Limits, read_gb_s: float, effort: Ef
         if found.call is not None:
             arms.append(Rival(OURS, found.call))
         timers: dict[str, Timer] = {}
-        notes = {arm.name: arm.reason for arm in arms if arm.reason}
+        notes = {arm.name: why for arm in arms if (why := arm.reason or arm.breach)}
         for arm in arms:
             if arm.call is not None:
                 try:
@@ -77,7 +77,7 @@ def measured(row: Row, device: str, limits: Limits, read_gb_s: float, effort: Ef
     made[-1] |= _about(found, row)
     for result, arm in zip(made, arms, strict=False):
         if arm.name != OURS:
-            result["ready_s"] = arm.ready_s
+            result |= {"ready_s": arm.ready_s, "counts": arm.breach is None}
     return made
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,16 @@ ALL = ("eager", "fused torch op", *MODES, "liger", "starter")
 
 @dataclass(frozen=True)
 class Rival:
-    """One arm. call: None where there is none, with the reason. ready_s: what making and compiling it took."""
+    """One arm. call: None where there is none, with the reason. ready_s: what making and compiling it took.
+
+    breach: how its outputs are not laid out as the row asks, None where they are. Such an arm is shown, and no rival.
+    """
 
     name: str
     call: Callable[..., tuple[Tensor, ...]] | None
     reason: str | None = None
     ready_s: float = 0.0
+    breach: str | None = None
 
 
 def rivals(row: Row, inputs: list[Tensor], names: tuple[str, ...], starters: Path | None) -> list[Rival]:
@@ -49,8 +53,19 @@ def rivals(row: Row, inputs: list[Tensor], names: tuple[str, ...], starters: Pat
             found.append(Rival(name, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0:1]}"))
             continue
         problem = unlike(got, wanted)
-        found.append(Rival(name, None if problem else call, problem, time.perf_counter() - started))
+        breach = None if problem else not_as_asked(row, got)
+        found.append(Rival(name, None if problem else call, problem, time.perf_counter() - started, breach))
     return found
+
+
+def not_as_asked(row: Row, got: Sequence[Tensor]) -> str | None:
+    """Return what is wrong with the layout of outputs in a row that asks for contiguous ones, None where nothing is."""
+    if not row.family.dense:
+        return None
+    loose = [(number, t.stride()) for number, t in enumerate(got) if not t.is_contiguous()]
+    if len(got) == 1 and loose:
+        return f"its output has strides {loose[0][1]}"
+    return "; ".join(f"its output {number} has strides {strides}" for number, strides in loose) or None
 
 
 def unlike(got: tuple[Any, ...], wanted: tuple[Tensor, ...]) -> str | None:

@@ -35,6 +35,8 @@ _MARKS = {
     "starter": "#b05c8c",
     "ours": "#c0392b",
 }  # fmt: skip
+# Behind a figure of an arm that does something else than its row asks for.
+_MARK = "†"
 
 
 def by_row(results: list[Result]) -> Iterator[tuple[tuple[str, str, str], dict[str, Result]]]:
@@ -60,17 +62,20 @@ def as_csv(results: list[Result]) -> str:
 
 
 def best_rival(arms: dict[str, Result]) -> Result | None:
-    """Return the fastest arm that is not ours, None where no rival was timed."""
-    timed = [r for name, r in arms.items() if name != "ours" and r["us"] is not None]
+    """Return the fastest arm that is not ours and does what the row asks, None where no such rival was timed."""
+    timed = [r for name, r in arms.items() if name != "ours" and r["us"] is not None and _counts(r)]
     return min(timed, key=lambda r: float(r["us"]), default=None)
 
 
 def geometric_mean(results: list[Result], arm: str) -> float | None:
-    """Return the geometric mean of (time of `arm` / ours) over the rows that have both, None where none has."""
+    """Return the geometric mean of (time of `arm` / ours) over the rows that have both, None where none has.
+
+    A row in which `arm` does not do what is asked is left out.
+    """
     ratios = [
         arms[arm]["us"] / arms["ours"]["us"]
         for _, arms in by_row(results)
-        if arm in arms and arms[arm]["us"] and arms.get("ours", {}).get("us")
+        if arm in arms and arms[arm]["us"] and _counts(arms[arm]) and arms.get("ours", {}).get("us")
     ]
     return math.exp(sum(math.log(r) for r in ratios) / len(ratios)) if ratios else None
 
@@ -89,6 +94,9 @@ def markdown(results: list[Result]) -> str:
             f"| {task} {shape} | {dtype} | {_us(ours)} | {share} | {_us(arms.get('eager'))} "
             f"| {_us(arms.get('torch.compile'))} | {name} | {_ratio(best)} | {_made_by(ours)} |"
         )
+    if not all(_counts(r) for r in results):
+        breaches = dict.fromkeys(f"{r['arm']}, {r['task']}: {r['note']}" for r in results if not _counts(r))
+        lines.append(f"\n{_MARK} not what the row asks for, and no rival there ({'; '.join(breaches)}).")
     for arm in ("eager", "torch.compile"):
         mean = geometric_mean(results, arm)
         if mean is not None:
@@ -96,9 +104,17 @@ def markdown(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _counts(result: Result) -> bool:
+    """Whether an arm does what its row asks; files of before this was looked at do not say, and all of theirs count."""
+    return bool(result.get("counts", True))
+
+
 def _us(result: Result | None) -> str:
     us = result.get("us") if result else None
-    return "-" if us is None else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+    if result is None or us is None:
+        return "-"
+    mark = "" if _counts(result) else f" {_MARK}"
+    return (f"{us:.1f}" if us < 100 else f"{us:.0f}") + mark
 
 
 def _made_by(ours: Result) -> str:
@@ -131,6 +147,7 @@ def plot(results: list[Result], title: str) -> str:
                 hover = f"{name}: {result['us']:.1f} µs, {result['share_of_limit']:.0%} of the limit"
                 x = min(scale(result["share_of_limit"]), width - 8.0)
                 ours = name == "ours"
+                hover += "" if _counts(result) else f"; {result['note']}"
                 dot = element("title", hover)
                 body.append(
                     element(

@@ -79,7 +79,7 @@ def _join(
         total = total * tl.exp(peak - new) + tl.load(total_ptr + at, mask=inside, other=0.0) * tl.exp(one - new)
         peak = new
     most = tl.max(peak, axis=0)
-    whole = tl.sum(total * tl.exp(peak - most[None, :]), axis=0)
+    whole = tl.where(row < m, tl.sum(total * tl.exp(peak - most[None, :]), axis=0), 1.0)
     target = tl.load(target_ptr + row, mask=row < m, other=IGNORED)
     inside = (row < m) & (target >= 0) & (target < n)
     loss = most + tl.log(whole) - tl.load(picked_ptr + row, mask=inside, other=float("nan"))

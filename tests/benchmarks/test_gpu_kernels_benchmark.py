@@ -18,7 +18,7 @@ import torch
 from hotswap.benchmarks import kernels
 from hotswap.benchmarks.kernels_kit import race
 from hotswap.benchmarks.kernels_kit.ours import Search, as_task
-from hotswap.benchmarks.kernels_kit.rivals import unlike
+from hotswap.benchmarks.kernels_kit.rivals import not_as_asked, unlike
 from hotswap.benchmarks.kernels_kit.rows import FAMILIES, Row, rows
 from hotswap.benchmarks.kernels_kit.table import as_csv, best_rival, by_row, geometric_mean, markdown, plot
 from hotswap.extractor.task import Task
@@ -52,6 +52,32 @@ def test_the_best_rival_is_the_fastest_timed_arm_that_is_not_ours() -> None:
 def test_a_geometric_mean_is_over_rows_that_have_both_arms() -> None:
     assert geometric_mean(RESULTS, "torch.compile") == pytest.approx((2.0 * 0.5) ** 0.5)
     assert geometric_mean(RESULTS, "starter") is None
+
+
+def test_an_arm_whose_output_is_not_laid_out_as_asked_is_shown_with_a_mark_and_is_no_rival() -> None:
+    padded = result("a", "torch.compile", 5.0) | {"counts": False, "note": "its output has strides (50264, 1)"}
+    results = [r | {"counts": True} for r in RESULTS if (r["task"], r["arm"]) != ("a", "torch.compile")] + [padded]
+    best = best_rival(dict(by_row(results))["a", "8x8", "float16"])
+    assert best is not None
+    assert best["arm"] == "eager"
+    assert geometric_mean(results, "torch.compile") == pytest.approx(0.5)
+    table = markdown(results)
+    assert "| 5.0 † |" in table
+    assert "(torch.compile, a: its output has strides (50264, 1))" in table
+    assert "strides (50264, 1)" in plot(results, "title")
+    assert "†" not in markdown(RESULTS)
+
+
+def test_only_a_row_that_asks_for_contiguous_outputs_says_that_one_is_not() -> None:
+    view = torch.zeros(4, 16)[:, :9]
+    (dense,) = (f for f in FAMILIES if f.task == "GPT-2 head, contiguous")
+    (free,) = (f for f in FAMILIES if f.task == "GPT-2 head")
+    assert not_as_asked(Row(dense, (4, 8, 9), torch.float16), (view,)) == "its output has strides (16, 1)"
+    assert not_as_asked(Row(dense, (4, 8, 9), torch.float16), (view.contiguous(),)) is None
+    assert not_as_asked(Row(free, (4, 8, 9), torch.float16), (view,)) is None
+    (several,) = (f for f in FAMILIES if f.task == "gate,up linears, contiguous")
+    both = (view.contiguous(), view)
+    assert not_as_asked(Row(several, (4, 8, 9), torch.float16), both) == "its output 1 has strides (16, 1)"
 
 
 def test_csv_has_a_line_an_arm_and_markdown_a_line_a_row_with_dashes_for_what_was_not_timed() -> None:
@@ -160,9 +186,30 @@ def test_rows_of_the_same_environment_are_kept_and_others_are_measured_again(
     assert len(first) == len(set(first)) == 4
     assert run() == []
     assert run("--fresh") == first
+    assert run("--fresh", "--only", "swiglu", "add+rmsnorm") == [*run("--fresh", "--only", "add+", "swi")]
+    assert {title.split()[0] for title in run("--fresh", "--only", "swiglu", "--only", "add+rmsnorm")} == {
+        "sum", "swiglu", "add+rmsnorm",
+    }  # fmt: skip
+    out.unlink()
+    assert run() == first
     body = json.loads(out.read_text())
     assert len(body["rows"]) == 4
     out.write_text(json.dumps(body | {"environment": {"device": "another"}}))
     assert run("--seconds", "-1") == []
     assert run() == first
     assert "another environment" in capsys.readouterr().err
+
+
+def test_kernels_that_are_interpreted_meet_an_interpreter_that_computes_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repaired: list[bool] = []
+    monkeypatch.setattr(kernels, "_repair_interpreter", lambda: repaired.append(True))
+    arguments = ["--device", "cpu", "--out", str(tmp_path / "kernels.json"), "--only", "nothing is called so"]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *arguments])
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert kernels.main() == 0
+    assert not repaired
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels.main() == 0
+    assert repaired
