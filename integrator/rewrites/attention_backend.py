@@ -23,7 +23,7 @@ from .split_attention import attention_by_splits
 
 _CALLS, _REPEATS = 10, 5
 # Another back end than torch's own choice has to be this much faster.
-_MARGIN = 0.97
+MARGIN = 0.97
 
 
 def attention_by_cudnn(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -85,9 +85,9 @@ def _signature(call: AttentionCall) -> tuple[Any, ...]:
 
 def _race(call: AttentionCall, clock: Clock) -> tuple[Callable[..., torch.Tensor] | None, str]:
     """Return the fastest back end, None where torch's own choice is as fast; and the figures."""
-    inputs = [_like(n) for n in (call.query, call.key, call.value)]
+    inputs = [like(n) for n in (call.query, call.key, call.value)]
     kwargs: dict[str, Any] = {
-        "attn_mask": _like(call.mask) if call.mask is not None else None,
+        "attn_mask": like(call.mask) if call.mask is not None else None,
         "is_causal": call.causal,
         "scale": call.scale,
         "enable_gqa": call.grouped,
@@ -95,7 +95,19 @@ def _race(call: AttentionCall, clock: Clock) -> tuple[Callable[..., torch.Tensor
     usual: Callable[..., torch.Tensor] = sdpa
     expected = usual(*inputs, **kwargs)
     usual_us = clock(functools.partial(usual, *inputs, **kwargs))
-    figures, times = [f"torch's choice {usual_us:.1f} us"], {}
+    times, figures = timed_back_ends(inputs, kwargs, expected, clock)
+    figures = [f"torch's choice {usual_us:.1f} us", *figures]
+    best = min(times, key=lambda one: times[one], default=None)
+    said = ", ".join(figures)
+    return (best, said) if best is not None and times[best] <= MARGIN * usual_us else (None, said)
+
+
+def timed_back_ends(
+    inputs: list[torch.Tensor], kwargs: dict[str, Any], expected: torch.Tensor, clock: Clock
+) -> tuple[dict[Callable[..., torch.Tensor], float], list[str]]:
+    """Return microseconds a call for each back end that takes it and gives what is expected; and a figure for each."""
+    times: dict[Callable[..., torch.Tensor], float] = {}
+    figures: list[str] = []
     for back_end in BACK_ENDS:
         name = back_end.__name__.rpartition("_")[2]
         try:
@@ -105,23 +117,22 @@ def _race(call: AttentionCall, clock: Clock) -> tuple[Callable[..., torch.Tensor
         except RuntimeError:  # torch's way to say that this back end does not take such a call
             figures.append(f"{name} does not take it")
             continue
-        if not _agree(made, expected):
+        if not agree(made, expected):
             figures.append(f"{name} differs")
             continue
         times[back_end] = clock(functools.partial(back_end, *inputs, **kwargs))
         figures.append(f"{name} {times[back_end]:.1f} us")
-    best = min(times, key=lambda one: times[one], default=None)
-    said = ", ".join(figures)
-    return (best, said) if best is not None and times[best] <= _MARGIN * usual_us else (None, said)
+    return times, figures
 
 
-def _agree(made: torch.Tensor, expected: torch.Tensor) -> bool:
+def agree(made: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two results of attention on values of about 1 are the same but for the dtype's rounding."""
     # Both are weighted means of the values, which are about 1: they may differ by a few roundings of the dtype.
     apart = (made.double() - expected.double()).abs().max()
     return made.shape == expected.shape and bool(apart <= 8 * torch.finfo(expected.dtype).eps)
 
 
-def _like(node: fx.Node) -> torch.Tensor:
+def like(node: fx.Node) -> torch.Tensor:
     """Return a tensor of the node's layout: random values, or for a bool mask all but every third True."""
     fake = example(node)
     reach = sum((size - 1) * step for size, step in zip(fake.shape, fake.stride(), strict=True)) + 1

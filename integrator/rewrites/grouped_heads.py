@@ -38,19 +38,33 @@ def ungroup(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], dtypes: fr
             continue
         if fake.dim() != 4 or fake.device.type not in on or fake.dtype not in dtypes:
             continue
-        key, value = (_source(n, kinds) for n in (call.key, call.value))
-        if key is None or value is None or example(key[-1]).shape[:3] != example(value[-1]).shape[:3]:
+        few = few_heads(call, kinds, writes, proofs)
+        if few is None:
             continue
-        if all(_is_current(chain, call, writes) and _repeats(chain, call, proofs) for chain in (key, value)):
-            heads = example(key[-1]).shape[1]
-            if call.mask is None:
-                call.write(key=key[-1], value=value[-1], grouped=True)
-            elif not _heads_as_queries(gm, call, key[-1], value[-1]):
-                continue
-            notes.applied.append(
-                Applied(GROUPED_HEADS.name, call.node.name, f"{heads} key heads for {fake.shape[1]} queries' heads")
-            )
-            drop_unused(gm, [key[0], value[0]])
+        if call.mask is None:
+            call.write(key=few[0], value=few[1], grouped=True)
+        elif not _heads_as_queries(gm, call, *few):
+            continue
+        heads = example(few[0]).shape[1]
+        notes.applied.append(
+            Applied(GROUPED_HEADS.name, call.node.name, f"{heads} key heads for {fake.shape[1]} queries' heads")
+        )
+        drop_unused(gm, [call.key, call.value])
+
+
+def few_heads(
+    call: AttentionCall, kinds: dict[fx.Node, NodeKind], writes: Writes, proofs: dict[Any, bool]
+) -> tuple[fx.Node, fx.Node] | None:
+    """Return the keys and values of four dimensions whose heads are repeated for `call`; None where none are.
+
+    kinds, writes: of the graph. proofs: what was found for other calls of it.
+    """
+    key, value = (_source(n, kinds) for n in (call.key, call.value))
+    if key is None or value is None or example(key[-1]).shape[:3] != example(value[-1]).shape[:3]:
+        return None
+    if all(_is_current(chain, call, writes) and _repeats(chain, call, proofs) for chain in (key, value)):
+        return key[-1], value[-1]
+    return None
 
 
 def _is_one_query(call: AttentionCall) -> bool:

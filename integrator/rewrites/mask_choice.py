@@ -1,8 +1,9 @@
 """For a mask that is passed in: a second form of the graph for the case that it hides nothing, chosen at each call.
 
 Precondition: one integer, bool or float argument decides the masks of attention, with shapes. Proof: with that argument
-all ones (zeros, for a float one that is added), the graph's own ops give a mask that is all true or causal; and every
-call compares the argument with that value before it takes this form. Its recorded value is never looked at.
+all ones (zeros, for a float one that is added), the graph's own ops give a mask that is all true, causal or a sliding
+window; and every call compares the argument with that value before it takes this form. Its recorded value is never
+looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .attention_call import attention_calls
 from .known_values import known_values
 from .plain_attention import without_masks
 from .rewrite import PREFIX, Notes
+from .window_attention import Where, with_windows
 
 NAME = "mask-choice"
 SWITCH = PREFIX + NAME
@@ -52,10 +54,11 @@ def conditions(gm: fx.GraphModule) -> Iterator[tuple[Condition, fx.Node]]:
                 yield Condition(position, value), node
 
 
-def specialise(gm: fx.GraphModule, notes: Notes) -> Condition | None:
+def specialise(gm: fx.GraphModule, notes: Notes, windows: Where | None = None) -> Condition | None:
     """Change `gm` into the form for a mask that hides nothing; return its condition, None where there is no such form.
 
-    What is not found leaves the graph as it was.
+    windows: where what remains of a mask, a sliding window, may be called as one. What is not found leaves the graph as
+    it was.
     """
     for condition, node in conditions(gm):
         fake = example(node)
@@ -64,7 +67,11 @@ def specialise(gm: fx.GraphModule, notes: Notes) -> Condition | None:
         device = fake.device
         assumed = torch.full(tuple(fake.shape), condition.value, dtype=fake.dtype, device=device)
         tried = Notes()
-        if without_masks(gm, known_values(gm, {node: assumed}), tried, NAME):
+        values = known_values(gm, {node: assumed})
+        found = without_masks(gm, values, tried, NAME)
+        if windows is not None:
+            found += with_windows(gm, values, tried, NAME, windows)
+        if found:
             notes.applied += tried.applied
             return condition
     return None

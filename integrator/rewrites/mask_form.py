@@ -10,10 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class MaskForm:
-    """kind: "all", every query sees every key; "causal", key <= query; "window", the last `window` keys to its own."""
+    """kind: "all", every query sees every key; "causal", key <= query; "window", key within query - left and
+    query + right.
+    """
 
     kind: Literal["all", "causal", "window"]
-    window: int = 0
+    left: int = 0
+    right: int = 0
 
 
 def mask_form(mask: torch.Tensor, queries: int, keys: int) -> MaskForm | None:
@@ -36,9 +39,10 @@ def mask_form(mask: torch.Tensor, queries: int, keys: int) -> MaskForm | None:
     causal = torch.ones_like(first).tril()
     if bool((first == causal).all()):
         return MaskForm("causal")
-    window = int(first[-1].sum())
-    if window and bool((first == causal.triu(1 - window)).all()):
-        return MaskForm("window", window)
+    # What the last query sees of those before it, and the first of those behind it, decides the window if it is one.
+    left, right = int(first[-1].sum()) - 1, int(first[0].sum()) - 1
+    if left >= 0 and right >= 0 and bool((first == torch.ones_like(first).triu(-left).tril(right)).all()):
+        return MaskForm("window", left, right)
     return None
 
 

@@ -32,11 +32,12 @@ def without_masks(gm: fx.GraphModule, values: Mapping[fx.Node, Any], notes: Note
         if mask is None or mask not in values or not call.is_static or call.causal:
             continue
         if mask not in forms:
-            forms[mask] = _form(call, values[mask])
+            forms[mask] = form_of(call, values[mask])
         form = forms[mask]
-        if form is None or form.kind == "window":
-            said = "a sliding window, which torch's call cannot say" if form else "a mask of no known form"
-            notes.left.append(NotApplied(name, call.node.name, said))
+        if form is None:
+            notes.left.append(NotApplied(name, call.node.name, "a mask of no known form"))
+            continue
+        if form.kind == "window":  # torch's call cannot say it: `window_attention` can
             continue
         call.write(mask=None, causal=form.kind == "causal")
         notes.applied.append(Applied(name, call.node.name, f"mask is {form.kind}: attention without it"))
@@ -45,7 +46,8 @@ def without_masks(gm: fx.GraphModule, values: Mapping[fx.Node, Any], notes: Note
     return done
 
 
-def _form(call: AttentionCall, value: Any) -> MaskForm | None:
+def form_of(call: AttentionCall, value: Any) -> MaskForm | None:
+    """Return the form of the mask of `call`, whose value is known."""
     queries, keys = call.lengths
     return mask_form(value, queries, keys) if isinstance(value, torch.Tensor) else None
 

@@ -18,10 +18,12 @@ from .merge_linears import MERGE_LINEARS
 from .pad_rows import PAD_ROWS
 from .plain_attention import PLAIN_ATTENTION
 from .rewrite import Notes, Rewrite, Setting
+from .window_attention import WINDOW_ATTENTION, Where
 
 # Masks first, as others ask whether there is one; the back end last, when the call is what it will be.
 REWRITES: tuple[Rewrite, ...] = (
     PLAIN_ATTENTION,
+    WINDOW_ATTENTION,
     FOLD_SHAPES,
     DROP_COPIES,
     GROUPED_HEADS,
@@ -49,7 +51,7 @@ def rewrite(gm: fx.GraphModule, setting: Setting, off: Collection[str] = ()) -> 
     special: tuple[Condition, fx.GraphModule] | None = None
     if MASK_CHOICE not in off:
         tried = copy_graph(gm)
-        condition = specialise(tried, notes)
+        condition = specialise(tried, notes, None if WINDOW_ATTENTION.switch in off else Where())
         if condition is not None:
             _apply_all(tried, setting, off, Notes())
             special = (condition, tried)
