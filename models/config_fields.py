@@ -39,6 +39,17 @@ def special_tokens(config: Any) -> set[int]:
     return found
 
 
+def vocabulary(model: Any, config: Any) -> int | None:
+    """Return how many tokens a text may be made of: the config's count, or the rows of the table where it has fewer."""
+    size = field(config, ("vocab_size",))
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):  # it reads no tokens, or has several tables
+        rows = None
+    known = [count for count in (size, rows) if isinstance(count, int)]
+    return min(known) if known else None
+
+
 def position_limit(model: Any, config: Any) -> int | None:
     """Return how many positions a learned table of positions serves, None where the model has no such table."""
     size = field(config, ("max_position_embeddings",))

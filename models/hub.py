@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import re
@@ -23,7 +24,7 @@ HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?(@[\w./-]+)?")
 
 def is_transformers_model(model: Any) -> bool:
     """Tell whether `model` describes itself as transformers models do, so that inputs can be made for it."""
-    return isinstance(getattr(model, "main_input_name", None), str) and hasattr(
+    return isinstance(getattr(model, "main_input_name", None), str | list | tuple) and hasattr(
         getattr(model, "config", None), "to_dict"
     )
 
@@ -137,7 +138,8 @@ def _config(where: str, source: str, revision: str | None, *, local_only: bool, 
 
 def _config_from_fields(fields: Mapping[str, Any], name: str) -> Any:
     _check_model_type(fields, name)
-    rest = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
+    # A copy: configs made of other configs take their fields out of what they are given.
+    rest = {key: copy.deepcopy(value) for key, value in fields.items() if key not in ("model_type", "auto_map")}
     try:
         return _transformers().AutoConfig.for_model(fields["model_type"], **rest)
     except Exception as error:  # configs validate themselves, with errors of their own

@@ -7,6 +7,7 @@ some refuse to run without an argument that has a default.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,17 +21,23 @@ _DATA_DEPENDENT = (
     fake_tensor.UnsupportedOperatorException,
 )
 
+# How many sets of arguments are tried for good where shapes do not tell.
+MOST_RUN = 12
 
-def alternatives(wanted: Sequence[str], possible: Sequence[str]) -> Iterator[tuple[str, ...]]:
+
+def alternatives(
+    wanted: Sequence[str], possible: Sequence[str], beside: Sequence[str] = ()
+) -> Iterator[tuple[str, ...]]:
     """Yield sets of arguments worth a try, likeliest first.
 
-    wanted: what the model's description asks for. possible: all arguments that an example can be made for.
+    wanted: what the model's description asks for. possible: arguments that an example can be made for. beside: those
+    that say nothing without others.
     """
     seen: set[frozenset[str]] = set()
     more = [name for name in possible if name not in wanted]
     tries: list[tuple[str, ...]] = [
         tuple(wanted),
-        *((*wanted, name) for name in more),
+        *((*wanted, name) for name in (*more, *beside) if name not in wanted),
         *((name,) for name in (*wanted, *more)),
     ]
     for names in tries:
@@ -42,20 +49,28 @@ def alternatives(wanted: Sequence[str], possible: Sequence[str]) -> Iterator[tup
 def accepted(model: Any, options: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of `options`, keyword arguments, that the forward runs with.
 
-    Where it runs with none, the first that it did not refuse before it asked for a value; else the first one.
+    Shapes tell first, for nothing. Where they do not (a forward that asks for a value, an op that knows no shapes), it
+    is run: first with what it did not refuse before it asked for a value. The first of that stays if it refuses all.
     """
-    first: Mapping[str, Any] | None = None
-    asked: Mapping[str, Any] | None = None
+    asked: list[Mapping[str, Any]] = []
+    refused: list[Mapping[str, Any]] = []
     for kwargs in options:
-        first = first if first is not None else kwargs
         answer = runs_with(model, kwargs)
         if answer:
             return kwargs
-        if answer is None and asked is None:
-            asked = kwargs
-    chosen = asked if asked is not None else first
-    assert chosen is not None
-    return chosen
+        (asked if answer is None else refused).append(kwargs)
+    left = [*asked, *refused]
+    return next((kwargs for kwargs in left[:MOST_RUN] if runs(model, kwargs)), left[0])
+
+
+def runs(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the forward takes `kwargs`, by running it."""
+    with _kept(model), torch.no_grad():
+        try:
+            model(**kwargs)
+        except Exception:  # a forward refuses what it cannot take by whatever its code raises
+            return False
+    return True
 
 
 def runs_with(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
@@ -70,16 +85,23 @@ def on_shapes(model: Any, run: Callable[..., Any], kwargs: Mapping[str, Any]) ->
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = {k: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+    with _kept(model):
+        try:
+            with fake, torch.no_grad():
+                return True, run(**inputs)
+        except _DATA_DEPENDENT:
+            return None, None
+        except Exception:  # a forward refuses what it cannot take by whatever its code raises
+            return False, None
+
+
+@contextmanager
+def _kept(model: Any) -> Iterator[None]:
+    """Put back what a forward leaves in the model's modules: a table or a cache made of shapes alone must not stay."""
     kept = [(module._buffers, dict(module._buffers), vars(module), dict(vars(module))) for module in model.modules()]
     try:
-        with fake, torch.no_grad():
-            return True, run(**inputs)
-    except _DATA_DEPENDENT:
-        return None, None
-    except Exception:  # a forward refuses what it cannot take by whatever its code raises
-        return False, None
+        yield
     finally:
-        # A forward may keep a table or a cache it made: of shapes alone, it must not stay.
         for buffers, old_buffers, live, old in kept:
             buffers.clear()
             buffers.update(old_buffers)

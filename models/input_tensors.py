@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .config_fields import field, height_width, position_limit, special_tokens, time_convolutions
+from .config_fields import field, height_width, position_limit, special_tokens, time_convolutions, vocabulary
 from .errors import InputError
 
 ENCODER_SHAPE = (8, 128)
@@ -22,7 +22,13 @@ FRAMES = 1024
 FRAMES_OF_CLIP = 16
 SAMPLES = 76_800  # 4.8 s at 16 kHz: codecs take whole hops, of a power of two or three times one
 
-MEL_FIELDS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
+# What comes beside images that are given as rows of patches.
+ROWS_OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "pixel_position_ids")
+ROWS_A_SIDE = 16
+
+MEL_FIELDS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_feat_size")
+# Code points of a text in Latin letters, for models that read characters and count no vocabulary.
+CHARACTERS = 256
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,18 @@ class Tensors:
         encoder = getattr(self.config, "is_decoder", None) is False
         cached = "use_cache" in self.signature.parameters and not encoder
         self.causal = not self.seq2seq and (model.can_generate() or cached)
-        self.main: str = model.main_input_name
+        # A model that reads several things at once may name them all.
+        named = model.main_input_name
+        self.mains: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named)
+        self.main = self.mains[0]
 
     def hidden_states(self) -> torch.Tensor:
         """Return what goes into a part of a model: the patches of a grid where it takes one, else embeddings."""
         return self.patches() if "grid_thw" in self.signature.parameters else self.embeddings()
+
+    def encoder_hidden_states(self) -> torch.Tensor:
+        """Return a sequence of vectors as wide as those that the model attends to beside its own."""
+        return self.embeddings(("encoder_hidden_size", "cross_attention_hidden_size"))
 
     def in_patches(self) -> bool:
         """Tell whether the model takes images as rows of patches, with the grid that each image's make up."""
@@ -69,7 +82,7 @@ class Tensors:
         if not isinstance(side, int):
             raise InputError(f"{type(self.model).__name__}: its config has no patch_size; give --inputs file.py:fn")
         channels = field(self.config, ("in_channels", "num_channels", "in_chans")) or 3
-        frames = field(self.config, ("temporal_patch_size",)) or 1
+        frames = field(self.config, ("temporal_patch_size", "patch_temporal")) or 1
         return self.normal((int(self.grid().prod(1).sum()), channels * frames * side * side))
 
     def square(self, patches: torch.Tensor) -> torch.Tensor:
@@ -83,9 +96,46 @@ class Tensors:
         images = self.text_rows() if "input_ids" in self.signature.parameters else 1
         return torch.tensor([[1, side, side]], device=self.device).repeat(images, 1)
 
-    def embeddings(self) -> torch.Tensor:
-        """Return a sequence of vectors as wide as the model's own."""
-        width = field(self.config, ("hidden_size", "d_model", "embed_dim"))
+    def merge_sizes(self) -> torch.Tensor:
+        """Return for each image of the grid by how many patches, along either side, one feature is made."""
+        return torch.full(
+            (len(self.grid()),), int(field(self.config, ("spatial_merge_size",)) or 2), device=self.device
+        )
+
+    def in_rows(self) -> bool:
+        """Tell whether the model takes an image as rows of patches and says beside them where each one lies."""
+        return not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.signature.parameters)
+
+    def patch_rows(self) -> torch.Tensor:
+        """Return square images as rows of patches: (images, patches, values of a patch)."""
+        side = int(field(self.config, ("patch_size",)) or ROWS_A_SIDE)
+        channels = field(self.config, ("num_channels", "in_channels", "in_chans")) or 3
+        return self.normal((self.image_rows(), ROWS_A_SIDE**2, channels * side * side))
+
+    def patch_mask(self) -> torch.Tensor:
+        return torch.ones(self.image_rows(), ROWS_A_SIDE**2, dtype=torch.long, device=self.device)
+
+    def patch_shapes(self) -> torch.Tensor:
+        """Return how many patches each image is high and wide."""
+        return torch.full((self.image_rows(), 2), ROWS_A_SIDE, device=self.device)
+
+    def patch_positions(self) -> torch.Tensor:
+        """Return the column and row of each patch: (images, patches, 2)."""
+        places = torch.cartesian_prod(torch.arange(ROWS_A_SIDE), torch.arange(ROWS_A_SIDE)).flip(-1)
+        return places.repeat(self.image_rows(), 1, 1).to(self.device)
+
+    def flattened_patches(self) -> torch.Tensor:
+        """Return rows of patches, each behind its row and column, counted from one."""
+        places = self.patch_positions().flip(-1) + 1
+        return torch.cat([places.to(self.dtype), self.patch_rows()], -1)
+
+    def image_rows(self) -> int:
+        """Return how many images there are: one for each text where there are texts."""
+        return self.text_rows() if "input_ids" in self.signature.parameters else self.sizes.batch or IMAGES
+
+    def embeddings(self, first: tuple[str, ...] = ()) -> torch.Tensor:
+        """Return a sequence of vectors as wide as the field `first` says, else as wide as the model's own."""
+        width = field(self.config, first) or field(self.config, ("hidden_size", "d_model", "embed_dim"))
         if not isinstance(width, int):
             raise InputError(f"{type(self.model).__name__}: its config has no hidden_size; give --inputs file.py:fn")
         batch, length = ENCODER_SHAPE
@@ -106,7 +156,7 @@ class Tensors:
         return self.sizes.length or min(length, limit or length)
 
     def input_ids(self) -> torch.Tensor:
-        ids = self.tokens(self.text_rows(), self.text_length())
+        ids = self.tokens(self.text_rows(), self.text_length(), vocabulary(self.model, self.config))
         end = field(self.config, ("eos_token_id",))
         if self.seq2seq and isinstance(end, int):
             ids[:, -1] = end  # encoders' inputs end so, and classification heads look for it
@@ -124,11 +174,17 @@ class Tensors:
             ids[:, 0] = start
         return ids
 
-    def tokens(self, batch: int, length: int) -> torch.Tensor:
+    def other_ids(self, name: str) -> torch.Tensor:
+        """Return tokens for a part of the model that has a config of its own: `part_input_ids` for `part_config`."""
+        part = getattr(self.config, name.removesuffix("input_ids") + "config", None)
+        size = getattr(part, "vocab_size", None)
+        return self.tokens(self.text_rows(), self.text_length(), size if isinstance(size, int) else None)
+
+    def tokens(self, batch: int, length: int, size: int | None = None) -> torch.Tensor:
         """Return ids drawn from the vocabulary without its special tokens, whose places in a text are not random."""
-        size = field(self.config, ("vocab_size",))
+        size = size or field(self.config, ("vocab_size",))
         if not isinstance(size, int):
-            raise InputError(f"{type(self.model).__name__}: its config has no vocab_size; give --inputs file.py:fn")
+            size = CHARACTERS
         ordinary = torch.ones(size, dtype=torch.bool)
         special = [i for i in special_tokens(self.config) if 0 <= i < size]
         ordinary[special] = False
@@ -139,6 +195,8 @@ class Tensors:
     def pixel_values(self) -> torch.Tensor:
         if self.in_patches():
             return self.patches()
+        if self.in_rows():
+            return self.patch_rows()
         channels = field(self.config, ("num_channels", "in_channels", "in_chans")) or 3
         frames = field(self.config, ("num_frames",))
         images = self.text_rows() if "input_ids" in self.signature.parameters else IMAGES
@@ -149,7 +207,7 @@ class Tensors:
     def waveform(self) -> torch.Tensor:
         """Return samples, with a dim for channels where the config counts them."""
         channels = field(self.config, ("audio_channels",))
-        samples = self.sizes.length or SAMPLES
+        samples = (self.sizes.length if self.main == "input_values" else None) or SAMPLES
         batch = self.sizes.batch or AUDIO_BATCH
         return self.normal((batch, samples) if channels is None else (batch, channels, samples))
 
@@ -160,7 +218,10 @@ class Tensors:
             raise InputError(f"{type(self.model).__name__}: its config counts no mel bins; give --inputs file.py:fn")
         batch = self.sizes.batch or AUDIO_BATCH
         window = field(self.config, ("max_length",))
-        frames = window if isinstance(window, int) else (None if self.seq2seq else self.sizes.length) or FRAMES
+        length = self.sizes.length if self.main != "input_ids" and not self.seq2seq else None
+        frames = window if isinstance(window, int) else length or FRAMES
+        block = 2 * int(field(self.config, ("n_window",)) or 0)  # frames that some attend within: whole ones
+        frames -= frames % block if block and frames > block else 0
         convolutions = time_convolutions(self.model, bins)
         if not convolutions:
             return self.normal((batch, frames, bins)), None

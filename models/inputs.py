@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from .config_fields import field
 from .errors import InputError
 from .input_choice import accepted, alternatives, runs_with
-from .input_tensors import MEL_FIELDS, Sizes, Tensors, parameters_of
+from .input_tensors import MEL_FIELDS, ROWS_OF_PATCHES, Sizes, Tensors, parameters_of
 from .placeholders import placed
 from .workload import Call
 
@@ -74,26 +75,35 @@ class _Maker:
             "decoder_input_ids": tensors.decoder_input_ids,
             "bbox": tensors.boxes,
             "past_values": tensors.past_values,
+            "flattened_patches": tensors.flattened_patches,
+        }
+        # Tried beside the others where the signature lets them out and the forward does not.
+        self.optional_makers: dict[str, Callable[[], Any]] = {
+            "input_features_mask": self.feature_mask,
+            "encoder_hidden_states": tensors.encoder_hidden_states,
         }
         # Only the main input, or where there is no default: nearly every model could take embeddings instead of ids.
         self.required_makers: dict[str, Callable[[], Any]] = {
             "hidden_states": tensors.hidden_states,
             "query_embeds": tensors.embeddings,
             "inputs_embeds": tensors.embeddings,
-            "encoder_hidden_states": tensors.embeddings,
             "grid_thw": tensors.grid,
             "image_grid_thw": tensors.grid,
-            "input_features_mask": self.feature_mask,
+            "merge_sizes": tensors.merge_sizes,
+            "pixel_position_ids": tensors.patch_positions,
+            "pixel_attention_mask": tensors.patch_mask,
+            "spatial_shapes": tensors.patch_shapes,
             "pixel_values_videos": tensors.videos,
             "past_time_features": tensors.past_features,
             "past_observed_mask": lambda: torch.ones_like(tensors.past_values()),
         }
+        self.every_maker = self.makers | self.optional_makers | self.required_makers
 
     def kwargs(self) -> dict[str, Any]:
         """Return the inputs the description asks for or, where the signature allows others, what the forward takes."""
         wanted = self.wanted()
         possible = [name for name in self.makers if name in self.signature.parameters]
-        if set(possible) == set(wanted) and len(wanted) == 1 and self.main != "input_values":
+        if self.main != "input_values" and set(possible) == set(wanted) and len(wanted) == 1 and not self.beside():
             return self.made(wanted)
         if {"input_ids", "pixel_values"} <= set(wanted):
             # Where the text has a place for each feature of an image, only its values tell, which shapes do not have.
@@ -102,10 +112,15 @@ class _Maker:
                     return made
         return dict(accepted(self.model, self.options(wanted, possible)))
 
+    def beside(self) -> list[str]:
+        """Return the optional arguments that a forward may need: texts are read without any."""
+        names = [] if "input_ids" in self.signature.parameters else list(self.optional_makers)
+        return [name for name in names if name in self.signature.parameters]
+
     def options(self, wanted: Sequence[str], possible: Sequence[str]) -> Iterator[dict[str, Any]]:
         refused: InputError | None = None
         none = True
-        for names in alternatives(wanted, possible):
+        for names in alternatives(wanted, possible, self.beside()):
             try:
                 variants = list(self.variants(names))
             except InputError as error:  # the config lacks a size; another set may need none
@@ -124,13 +139,27 @@ class _Maker:
             yield placed(self.model, {**made, "pixel_values": self.tensors.square(made["pixel_values"])})
         if "input_values" in made and made["input_values"].ndim == 2:
             yield {**made, "input_values": made["input_values"].unsqueeze(1)}  # a waveform of one channel
+        if "input_values" in made and made["input_values"].ndim == 3 and "input_features" not in made:
+            yield {**made, "input_values": self.tensors.waveform()}  # its bins are those of what it makes
+        if "input_features" in made and made["input_features"].ndim == 3:
+            yield placed(self.model, {**made, "input_features": made["input_features"].unsqueeze(1)})  # of one channel
+        if "pixel_values" in made and "input_ids" not in made and made["pixel_values"].ndim == 4:
+            pairs = torch.stack([made["pixel_values"], made["pixel_values"].flip(-1)], 1)
+            yield {**made, "pixel_values": pairs}  # images to be matched with each other
         if {"input_ids", "pixel_values"} <= made.keys() and made["pixel_values"].ndim == 4:
             yield placed(self.model, {**made, "pixel_values": made["pixel_values"].unsqueeze(1)})  # images of each text
 
     def made(self, names: Sequence[str]) -> dict[str, Any]:
-        made = {name: (self.makers | self.required_makers)[name]() for name in names}
+        made = {name: self.maker(name)() for name in names}
+        parameters = self.signature.parameters
         if "input_ids" in made and "pixel_values" in made and self.tensors.in_patches():
             made["image_grid_thw"] = self.tensors.grid()
+            if "image_merge_sizes" in parameters:
+                made["image_merge_sizes"] = self.tensors.merge_sizes()
+        if "pixel_values" in made and self.tensors.in_rows():
+            made |= {name: self.maker(name)() for name in ROWS_OF_PATCHES if name in parameters}
+        if "flattened_patches" in made and "attention_mask" in parameters:
+            made["attention_mask"] = self.tensors.patch_mask()
         if "input_ids" in made and "attention_mask" in self.signature.parameters:
             made["attention_mask"] = torch.ones_like(made["input_ids"])
         if self.takes("use_cache") and (self.tensors.seq2seq or self.tensors.causal):
@@ -146,7 +175,7 @@ class _Maker:
     def wanted(self) -> list[str]:
         """Return the names of inputs to make: the main one, the decoder's, required ones, and those of two towers."""
         parameters = self.signature.parameters
-        names = [self.main]
+        names = list(self.tensors.mains)
         if self.tensors.seq2seq and "decoder_input_ids" in parameters:
             names.append("decoder_input_ids")
         towers = {"text_config", "vision_config"} <= set(getattr(self.model.config, "sub_configs", {}))
@@ -157,12 +186,24 @@ class _Maker:
             names = []  # a part of a larger model that names the whole one's main input
         names = list(dict.fromkeys([*names, *required]))
         for name in names:
-            if name not in self.makers and name not in self.required_makers:
-                raise InputError(
-                    f"{type(self.model).__name__}.forward{shown(self.signature)}: no example can be made for {name!r}; "
-                    "give --inputs file.py:fn returning a dict of keyword arguments"
-                )
+            self.maker(name)
         return names
+
+    def maker(self, name: str) -> Callable[[], Any]:
+        """Return what makes the argument `name`; raise InputError where nothing does."""
+        if name in self.every_maker:
+            return self.every_maker[name]
+        if name.endswith("_input_ids"):
+            return partial(self.tensors.other_ids, name)
+        beside = name.removesuffix("attention_mask") + "input_ids"
+        if name.endswith("_attention_mask") and beside in self.signature.parameters:
+            return lambda: torch.ones_like(self.maker(beside)())
+        if name.endswith(("_embeds", "_hidden_states")):
+            return self.tensors.embeddings
+        raise InputError(
+            f"{type(self.model).__name__}.forward{shown(self.signature)}: no example can be made for {name!r}; "
+            "give --inputs file.py:fn returning a dict of keyword arguments"
+        )
 
     def required(self) -> list[str]:
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -179,7 +220,7 @@ class _Maker:
 
     def audio(self) -> torch.Tensor:
         """Return a spectrogram where the config counts mel bins, else a waveform."""
-        counts = field(self.model.config, MEL_FIELDS) is not None
+        counts = field(self.model.config, MEL_FIELDS) is not None and "input_features" not in self.signature.parameters
         return self.spectrogram() if counts else self.tensors.waveform()
 
     def feature_mask(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from hotswap.models import hub
 from hotswap.models.errors import EnvironmentMissing, HotswapError, InputError, SpecError
 from hotswap.models.inputs import example_calls
 from hotswap.models.trial import run_call
-from hotswap.models.workload import Workload
+from hotswap.models.workload import Call, Workload
 
+from .given import given_call
 from .shrink import changed, ladder, merged, reduced
 
 OVERRIDES = Path(__file__).with_name("overrides.json")
@@ -69,17 +71,21 @@ def default_fields(model_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of the type's default config, and what `overrides.json` says of it."""
     from transformers import CONFIG_MAPPING
 
-    over = {name: value for name, value in overrides().get(model_type, {}).items() if name != "why"}
+    # A copy: configs made of other configs take their fields out of what they are given.
+    over = {n: deepcopy(value) for n, value in overrides().get(model_type, {}).items() if n not in ("why", "inputs")}
     try:
-        config = CONFIG_MAPPING[model_type](**over)
+        config = CONFIG_MAPPING[model_type](**deepcopy(over))
     except Exception as error:  # a config's own code may refuse to be made of nothing
         raise SpecError(f"{model_type}: its config has no default: {type(error).__name__}: {error}") from error
     return {**config.to_dict(), "model_type": model_type}, over
 
 
 def _workload(model: Any, model_type: str) -> Workload:
-    lengths = (LENGTH,) if model.main_input_name == "input_ids" else ()
-    calls = example_calls(model, batch=BATCH, seq_lens=lengths, seed=0)
+    if described := overrides().get(model_type, {}).get("inputs"):
+        calls: tuple[Call, ...] = (given_call(described),)
+    else:
+        lengths = (LENGTH,) if model.main_input_name == "input_ids" else ()
+        calls = example_calls(model, batch=BATCH, seq_lens=lengths, seed=0)
     with torch.no_grad():
         run_call(model, calls[0])
     return Workload(model, calls, spec=model_type)
@@ -99,6 +105,9 @@ def _check_size(fields: Mapping[str, Any], name: str) -> None:
 
 @cache
 def overrides() -> dict[str, dict[str, Any]]:
-    """Return what single types need beside the generic reduction, by type, each with its reason under "why"."""
+    """Return what single types need beside the generic reduction, by type, each with its reason under "why".
+
+    What is under "inputs" describes the example call (`given.py`); the rest are fields of the config.
+    """
     loaded: dict[str, dict[str, Any]] = json.loads(OVERRIDES.read_text(encoding="utf-8"))
     return loaded

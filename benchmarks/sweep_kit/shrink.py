@@ -27,12 +27,12 @@ _WIDTH = re.compile(
 )
 _WIDTH_TOO = re.compile(r"^(d_|hidden_|intermediate|embed_|conv_dim|dim_)|_(dim|size|width|channels|hidden)_")
 _NOT_WIDTH = re.compile(
-    r"vocab|patch|image|kernel|window|stride|codebook|chunk|max_|head_dim|kv_dim|d_kv|block_size|pool"
+    r"vocab|patch|image|kernel|window|stride|codebook|chunk|max_|head_dim|kv_dim|d_kv|block_size|pool|pos_emb"
 )
 _VOCAB = re.compile(r"vocab")
 _POSITIONS = re.compile(r"max_position|^n_positions$|^n_ctx$|max_seq|max_sequence")
 _EXPERTS = re.compile(r"experts?$|^moe_num_experts|n_routed|num_local")
-_EXPERTS_USED = re.compile(r"per_tok|top_?k|moe_k$|per_token|n_group|topk_group|experts_k")
+_EXPERTS_USED = re.compile(r"per_tok|(?<!index_)top_?k|moe_k$|per_token|n_group|topk_group|experts_k")
 _IMAGE = re.compile(r"(image|img|input|sample)_(size|resolution)$")
 _OF_MODEL, _OF_HEADS = ("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "n_head")
 _SPECIAL = re.compile(r"_token_(id|index)s?$|_(id|index)$")
@@ -181,7 +181,7 @@ def _list(name: str, values: list[Any], layers: int, kept: list[int], how: Reduc
 def _number(name: str, value: int, kept: list[int], how: Reduction) -> int:
     if value <= 0 or _SPECIAL.search(name):
         return value
-    if _VOCAB.search(name) and "size" in name:
+    if _VOCAB.search(name) and ("size" in name or name.endswith("vocab")):
         return min(value, how.vocab) if how.vocab else value
     if _POSITIONS.search(name):
         return min(value, how.positions) if how.positions else value
@@ -215,4 +215,6 @@ def _move_special_tokens(fields: Fields, vocab: int) -> None:
             fields[name] = free
             free -= 1
         elif re.search(r"_token_ids?$", str(name)) and isinstance(value, list):
-            fields[name] = [min(v, vocab - 1) if isinstance(v, int) else v for v in value]
+            beyond = [v for v in value if isinstance(v, int) and v >= vocab]
+            fields[name] = [free - beyond.index(v) if v in beyond else v for v in value]
+            free -= len(beyond)
