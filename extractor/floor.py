@@ -10,9 +10,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..profiler.attention_flops import ATTENTION_FLOPS
+from ..profiler.flop_formulas import FLOP_FORMULAS
+from ..profiler.op_costs import grouped_reads
 from ..profiler.recording import Limits
-from .node_ops import Decomposing, example
+from .node_ops import Decomposing, example, ops_of
 from .regions import Region
 
 
@@ -29,7 +30,8 @@ def cost(region: Region, module: fx.GraphModule, limits: Limits) -> Cost:
     """Return the cost of one call: floor = max(external bytes / copy rate, matmul FLOPs / matmul rate of the dtype).
 
     A region's external bytes are its inputs read once and its outputs written once; inputs that share a storage count
-    once, and a table of which only some rows are gathered counts for no more than the rows that come out.
+    once. A table of which only some rows are gathered counts for no more than the rows that come out, a stack of
+    matrices for no more than rows can choose from it.
     """
     moved, matmul = external_bytes(region), matmul_flops(module)
     floor = max(moved / (limits.copy_rate(moved) * 1e3), matmul / _flop_per_us(region, limits))
@@ -40,26 +42,38 @@ def external_bytes(region: Region) -> int:
     """Return the bytes a perfect kernel must move for the region: inputs once, outputs once."""
     outputs = sum(_bytes(example(n)) for n in region.outputs)
     gathered = {n.args[1] for n in region.nodes if _is_gather(n)}
+    chosen = _chosen_bytes(region)
     inputs = 0
     seen: set[Any] = set()
     for node in region.inputs:
         source = _storage_root(node)
         if source not in seen:
             seen.add(source)
-            inputs += min(_bytes(example(node)), outputs) if node in gathered else _bytes(example(node))
+            moved = chosen.get(source, _bytes(example(node)))
+            inputs += min(moved, outputs) if node in gathered else moved
     return inputs + outputs
 
 
-def matmul_flops(module: fx.GraphModule) -> int:
-    """Return the FLOPs torch's own registry counts for one call of the region's module, 0 for memory-bound work.
+def _chosen_bytes(region: Region) -> dict[Any, int]:
+    """Return the bytes that grouped matmuls need read of each stack of matrices, by its storage."""
+    found: dict[Any, int] = {}
+    for node in region.nodes:
+        if any(one.op.overloadpacket is torch.ops.aten._grouped_mm for one in ops_of(node) or ()):
+            left, right = (n for n in node.all_input_nodes[:2])
+            found[_storage_root(right)] = grouped_reads(example(left), example(right))[1]
+    return found
 
-    Ops the registry does not know (the CPU's fused attention) are counted as what they decompose to.
+
+def matmul_flops(module: fx.GraphModule) -> int:
+    """Return the FLOPs counted for one call of the region's module by formula, 0 for memory-bound work.
+
+    Ops that have none (the CPU's fused attention) are counted as what they decompose to.
     """
     examples = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.no_grad(),
-        FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as counter,
+        FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter,
         Decomposing(),
     ):
         module(*(torch.empty_strided(e.shape, e.stride(), dtype=e.dtype, device=e.device) for e in examples))

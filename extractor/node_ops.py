@@ -1,7 +1,7 @@
 """Turn a node of a captured torch-IR graph into the ATen ops it runs and the kind of work they are.
 
 Nothing is matched by name: a node is executed on its fake example values under a dispatch mode, and the ops seen are
-judged by their schema, their tags and torch's own FLOP registry.
+judged by their schema, their tags and torch's FLOP registry with what it lacks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from ..profiler.flop_formulas import FLOP_FORMULAS
 
 aten = torch.ops.aten
 
@@ -292,7 +294,7 @@ def _kind(node: fx.Node, seen: tuple[SeenOp, ...] | None) -> NodeKind:
 
 
 def _has_flops(op: torch._ops.OpOverload) -> bool:
-    return op.overloadpacket in flop_registry
+    return op.overloadpacket in flop_registry or op.overloadpacket in FLOP_FORMULAS
 
 
 def _importable(target: Any) -> bool:

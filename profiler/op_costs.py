@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from .attention_flops import ATTENTION_FLOPS
+from .flop_formulas import FLOP_FORMULAS
 from .module_ranges import ModuleRanges
 from .recording import Limits
 
@@ -23,7 +23,7 @@ Shapes = tuple[tuple[int, ...], ...]
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    **{op: shape_wrapper(f) for op, f in ATTENTION_FLOPS.items()},  # type: ignore[no-untyped-call]
+    **{op: shape_wrapper(f) for op, f in FLOP_FORMULAS.items()},  # type: ignore[no-untyped-call]
 }
 # Two facts a schema does not tell. What these return is not written: allocating moves no bytes.
 _ALLOCATIONS = frozenset(
@@ -158,8 +158,10 @@ def _moved_bytes(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], 
     if not written and not fresh:
         return 0  # a view, or a cast or reshape that had nothing to do
     stored = sum(_touched(t) for t in fresh) + sum(_touched(t) for t in written)
-    # An op with integer tensors beside its data picks by them (a row of an embedding, an expert): it need not read
-    # more of the data than it writes.
+    if func._overloadpacket is _aten._grouped_mm:
+        return stored + sum(grouped_reads(*inputs[:2])) + sum(_touched(t) for t in inputs[2:])
+    # An op with integer tensors beside its data picks by them (a row of an embedding): it need not read more of the
+    # data than it writes.
     picks = any(not t.dtype.is_floating_point and not t.dtype.is_complex and t.dtype != torch.bool for t in inputs)
     unread = _written(func, args, kwargs, only_outs=func._overloadpacket not in _OVERWRITES)
     read = 0
@@ -169,6 +171,14 @@ def _moved_bytes(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], 
         size = _touched(tensor)
         read += min(size, stored) if picks and tensor.dtype.is_floating_point else size
     return stored + read
+
+
+def grouped_reads(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int]:
+    """Return the bytes that a grouped matmul need read of its operands: of matrices, as many as rows can choose."""
+    whole = _touched(right)
+    if left.dim() == 2 and right.dim() == 3 and right.shape[0]:
+        return _touched(left), min(whole, whole // right.shape[0] * left.shape[0])
+    return _touched(left), whole
 
 
 def _written(

@@ -28,20 +28,26 @@ def with_cache(model: Any, prompt: torch.Tensor) -> dict[str, Any]:
 
 
 def stepping(call: Call, run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return `run`, made to leave the caches among the call's arguments as long as they are now.
+    """Return `run`, made to leave the caches among the call's arguments as they are now.
 
-    That is one op over all layers behind the step, outside of what is compiled or captured: the same for every arm.
+    That is one op over all layers behind the step, outside of what is compiled or captured: the same for every arm. Of
+    layers that hold a window, which a step moves, keys and values are put back, too.
     """
-    lengths = [layer.cumulative_length for layer in _layers(call.kwargs)]
-    if not lengths:
+    layers = list(_layers(call.kwargs))
+    if not layers:
         return run
-    before = [length.clone() for length in lengths]
+    kept = [layer.cumulative_length for layer in layers]
+    kept += [t for layer in layers if layer.is_sliding for t in (layer.keys, layer.values)]
+    before = [tensor.clone() for tensor in kept]
+    counts = [(layer, layer.cumulative_length_int) for layer in layers if layer.is_sliding]
 
     def step() -> Any:
         try:
             return run()
         finally:
-            torch._foreach_copy_(lengths, before)
+            torch._foreach_copy_(kept, before)
+            for layer, count in counts:
+                layer.cumulative_length_int = count
 
     return step
 
@@ -50,7 +56,8 @@ def cached_bytes(call: Call) -> int:
     """Return the bytes of keys and values that a step reads: those of the tokens in the cache."""
     read = 0
     for layer in _layers(call.kwargs):
-        held, room = int(layer.cumulative_length), layer.keys.shape[-2]
+        room = layer.keys.shape[-2]
+        held = min(int(layer.get_seq_length()), room)
         read += sum(t.numel() * t.element_size() * held // room for t in (layer.keys, layer.values))
     return read
 

@@ -11,10 +11,11 @@ import torch
 
 from hotswap.benchmarks import models
 from hotswap.benchmarks.models_kit import race
+from hotswap.benchmarks.models_kit.account import Reads
 from hotswap.benchmarks.models_kit.arms import BuiltArm
 from hotswap.benchmarks.models_kit.blame import ArmLost, Watch, cause
 from hotswap.benchmarks.models_kit.cached import cached_bytes, stepping
-from hotswap.benchmarks.models_kit.suite import Row, build
+from hotswap.benchmarks.models_kit.suite import Row, Size, build
 
 ROW = Row("bert-base", 2, 32)
 HOW = race.Asked("tiny", "cpu", ("compile",), ("eager",), "none", race_seconds=1.0)
@@ -97,6 +98,47 @@ def test_a_decode_step_begins_where_the_last_one_began() -> None:
     room = cache.layers[0].keys.shape[2]
     held = sum(t.numel() * 2 for layer in cache.layers for t in (layer.keys, layer.values))
     assert cached_bytes(call) == held * 32 // room
+
+
+def test_a_decode_step_over_a_window_that_is_full_begins_where_the_last_one_began() -> None:
+    model, call = build(Row("gpt-oss-20b", 2, 8, decode=True), "tiny", "cpu")
+    (cache,) = (v for v in call.kwargs.values() if hasattr(v, "layers"))
+    window, whole = cache.layers
+    assert (window.keys.shape[2], window.get_seq_length(), int(whole.get_seq_length())) == (8, 32, 32)
+    step = stepping(call, lambda: model(**call.kwargs).logits)
+    with torch.no_grad():
+        assert torch.equal(step(), step())
+    assert window.get_seq_length() == 32
+    assert cached_bytes(call) == 2 * 2 * 2 * 2 * 16 * (8 + 32)  # keys and values, bf16, rows, heads, width, tokens
+
+
+class Sparse(torch.nn.Module):
+    """A table of 100 rows, a head of its own, and four experts; all but the table and the experts are read whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(100, 16, dtype=torch.bfloat16)
+        self.experts = torch.nn.Parameter(torch.randn(4, 16, 32, dtype=torch.bfloat16))
+        self.head = torch.nn.Linear(32, 8, dtype=torch.bfloat16)
+        self.unused = torch.nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return self.head(torch._grouped_mm(self.table(ids), self.experts, offs=ends))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("ends", "hit"), [([0, 3, 3, 5], 2), ([1, 2, 3, 5], 4)])
+def test_of_tables_and_experts_only_what_rows_choose_must_be_read(ends: list[int], hit: int) -> None:
+    model, ids = Sparse(), torch.tensor([3, 7, 11, 3, 99])
+    with torch.no_grad(), Reads(model.parameters()) as reads:
+        model(ids, torch.tensor(ends, dtype=torch.int32))
+    assert reads.bytes == 2 * (5 * 16 + hit * 16 * 32 + 32 * 8 + 8)
+
+
+@pytest.mark.parametrize(("size", "part"), [("full", "slice"), ("slice", "slice"), ("tiny", "tiny")])
+def test_a_sliced_workload_is_full_in_width_alone(size: Size, part: str) -> None:
+    row = Row("gpt-oss-20b", 1, 2048, sliced=True)
+    assert row.workload(size) == f"gpt-oss-20b@{part}"
+    assert Row("gpt2", 1, 8).workload("full") == "gpt2@full"
 
 
 CHILD = """
