@@ -19,9 +19,8 @@ from . import arena
 from .hall import Worker, WorkerError
 from .memory import new_arena, settled
 from .pool import HARD, Hard, Pool
+from .stillness import fall_still, one_thread
 
-# Threads that filled the sets may still spin; a device has none.
-_SETTLE_S = 0.004
 _SPOILED = 0xA5
 # Sets of a device that are filled at once: it takes memory for a few copies of them.
 _TOGETHER_BYTES = 256 << 20
@@ -113,13 +112,14 @@ class Lane:
         self.worker.ask("drop", seconds=self.call_s)
         self.worker.stop()
         self.refuse_company()
-        self._reweigh(pool, hard.change if hard else None)
         self.contents, self.hard = contents, hard
-        self.pointers(pool).fill_(NOT_YET)
-        self.fill(pool, range(len(contents)))
+        with one_thread():
+            self._reweigh(pool, hard.change if hard else None)
+            self.pointers(pool).fill_(NOT_YET)
+            self.fill(pool, range(len(contents)))
         settled(self.worker.device)
         if self.worker.device == "cpu":
-            time.sleep(_SETTLE_S)
+            fall_still()
 
     def fill(self, pool: Pool, entries: Iterable[int]) -> None:
         """Write what `contents` says to some of the sets."""

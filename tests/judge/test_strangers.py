@@ -179,7 +179,7 @@ NEEDS_TIME = {"works while its inputs are filled": 0.15, "wakes itself while it 
 def make_room(name: str, patch: pytest.MonkeyPatch) -> None:
     """Lengthen what a cheat needs to be shown on a busy machine: the fill, and sprints that are called hopeless."""
     if name in NEEDS_TIME:
-        patch.setattr("hotswap.optimizer.judge.lane._SETTLE_S", NEEDS_TIME[name])
+        patch.setattr("hotswap.optimizer.judge.stillness._SETTLE_S", NEEDS_TIME[name])
     patch.setattr(race, "is_hopeless", lambda *_: False)
 
 
