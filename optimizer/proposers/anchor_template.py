@@ -17,13 +17,15 @@ Found = TypeVar("Found")
 
 
 class AnchorTemplate(ABC, Generic[Found]):
-    """Proposes for a task on a CUDA device whose reference it recognises.
+    """Proposes for a task on its device whose reference it recognises.
 
-    choices: what each knob may be turned to around the best. rejections: how many attempts may be rejected before one
-    is accepted. Subclasses say what they recognise, which settings come first and what the source of a setting is.
+    device: the type of device, as torch names it. choices: what each knob may be turned to around the best. rejections:
+    how many attempts may be rejected before one is accepted. Subclasses say what they recognise, which settings come
+    first and what the source of a setting is.
     """
 
     name: ClassVar[str]
+    device: ClassVar[str] = "cuda"
     choices: ClassVar[Mapping[str, Sequence[Knob]]]
     rejections: ClassVar[int] = REJECTIONS_ALLOWED
 
@@ -32,8 +34,8 @@ class AnchorTemplate(ABC, Generic[Found]):
         self._looked: list[Found | None] = []
 
     def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the next setting, None where the task is something else, not on a CUDA device, or all were tried."""
-        if not task.device.startswith("cuda"):
+        """Return the next setting, None where the task is something else, on another device, or all were tried."""
+        if task.device.partition(":")[0] != self.device:
             return None
         if not self._looked:
             self._looked.append(self.look(task))

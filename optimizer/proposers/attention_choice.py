@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ..attempt import Attempt, Knob
 from ..candidate import Candidate
+from .attention_call import attention_call
 from .kernel_file import next_candidate
 
 _SOURCE = '''"""Attention through {backend} (a library call)."""
@@ -34,7 +34,6 @@ def kernel({arguments}):
 
 # Which take a mask: flash attention does not, whatever is in it.
 _BACKENDS: dict[Knob, bool] = {"CUDNN_ATTENTION": True, "FLASH_ATTENTION": False, "EFFICIENT_ATTENTION": True}
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 @dataclass
@@ -51,7 +50,7 @@ class AttentionChoice:
         if not task.device.startswith("cuda"):
             return None
         if not self._looked:
-            self._given, self._looked = _call(self.loaded.reference), True
+            self._given, self._looked = attention_call(self.loaded.reference), True
         given = self._given
         if given is None:
             return None
@@ -64,20 +63,3 @@ class AttentionChoice:
 
         first: list[dict[str, Knob]] = [{"backend": b} for b in backends]
         return next_candidate(self.name, history, emit, first, {}, rejections=len(backends))
-
-
-def _call(reference: Any) -> dict[str, Any] | None:
-    """Return the arguments of the one attention a reference is, None where it does anything else or more."""
-    try:
-        graph = fx.symbolic_trace(reference).graph
-    except (TypeError, RuntimeError):  # control flow or shapes read as numbers: more than one call
-        return None
-    calls = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
-    if len(calls) != 1 or calls[0].target is not torch.nn.functional.scaled_dot_product_attention:
-        return None
-    given = {**dict(zip(_NAMES, calls[0].args, strict=False)), **calls[0].kwargs}
-    tensors = [given.get(name) for name in _NAMES[:3]]
-    mask = given.get("attn_mask")
-    if given.get("dropout_p") or not all(isinstance(t, fx.Node) for t in tensors):
-        return None
-    return given if mask is None or isinstance(mask, fx.Node) else None

@@ -1,110 +1,123 @@
-"""Offer attention on a CPU with AMX: scores, softmax and the second product of 16 query rows in one pass, in bf16.
+"""Offer attention on a CPU: scores, softmax and the second product of a few query rows in one pass.
 
-torch's flash attention for the CPU spends most of a short sequence outside the matrix units. This one packs keys and
-values once a head and keeps a tile of rows in the first-level cache.
+torch's flash attention for the CPU spends most of a short sequence outside its products, and these are library calls a
+block at a time. This one packs keys and values once a head and keeps a few rows in the nearest caches. One frame serves
+two products: tile registers where the CPU has them, and vectors, which take bf16 by pairs where there are instructions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from torch import fx
-
-from ...extractor.load_task import LoadedTask
 from ...extractor.task import Task
 from ...models.machine import cpu_flags
-from ..attempt import Attempt
-from ..candidate import Candidate
+from ..attempt import Knob
+from .anchor_template import AnchorTemplate, settings
+from .attention_call import attention_call
 
-_MASKS = {None: 0, "bool": 1, "bfloat16": 2, "float32": 3}
-_CAUSAL = 4
+# As the C++ names them: the element type of a call, and what a mask is.
+_ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_MASKS = {None: 0, "bool": 1, "bfloat16": 2, "float32": 3, "float16": 4}
+_CAUSAL = 5
+
+_PRODUCTS = {"tiles": ("attention_tiles.h", "Tiles"), "vectors": (None, "Vectors")}
 
 _WRAPPER = """
-
 LIBRARY = compile_cpp(SOURCE)
-LIBRARY.attention.restype = None
-if LIBRARY.attention_ready() != 0:
+if PRODUCT == "tiles" and LIBRARY.attention_ready() != 0:
     raise RuntimeError("the kernel does not grant this process the AMX tile registers")
-
-_plans = {{}}
-
-
-def _numbers(*values):
-    return (ctypes.c_int64 * len(values))(*values)
+_NATIVE = LIBRARY.attention
+_NATIVE.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_float]
+_NATIVE.restype = None
+_PLANS = {{}}
+_MOST_PLANS = 1024
 
 
 def _plan(q, k, v, mask):
     batch, heads, queries, depth = q.shape
-    same = k.shape[:2] == v.shape[:2] == q.shape[:2]
-    k, v = (t.expand(batch, heads, *t.shape[2:]) for t in (k, v))
-    if v.shape[2] != k.shape[2] or k.shape[3] != depth:
+    shared = k.shape[1] if {grouped} else heads
+    alike = k.shape[:2] == v.shape[:2] == (batch, shared)
+    k, v = (t.expand(batch, shared, *t.shape[2:]) for t in (k, v))
+    keys, wide = v.shape[2:]
+    if k.shape[2] != keys or k.shape[3] != depth or heads % shared:
         raise ValueError(f"attention: query {{q.shape}}, key {{k.shape}} and value {{v.shape}} do not fit together")
-    sizes = _numbers(batch, heads, queries, k.shape[2], depth, v.shape[3])
-    steps = (0, 0, 0, 0)
-    if mask is not None:
-        steps = mask.expand(batch, heads, queries, k.shape[2]).stride()
-    scale = ctypes.c_float({scale})
-    strides = [_numbers(*t.stride()) for t in (q, k, v)]
-    # torch's fused attention leaves heads inside rows, as the next linear wants them; where it does not apply, outside.
-    fused = same and v.shape[3] == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
-    order = (0, 2, 1, 3) if fused else (0, 1, 2, 3)
-    shape = (batch, heads, queries, v.shape[3])
-    made = torch.empty([shape[d] for d in order], dtype=q.dtype).permute(order)
-    return shape, order, sizes, strides, _numbers(*steps), _numbers(*made.stride()), scale
+    steps = (0, 0, 0, 0) if mask is None else mask.expand(batch, heads, queries, keys).stride()
+    # torch's fused attention lays its result out as the query; where it does not apply, heads lie outside rows.
+    fused = alike and wide == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
+    made = torch.empty_like(q) if fused else torch.empty(batch, heads, queries, wide, dtype=q.dtype)
+    sizes = (batch, heads, heads // shared, queries, keys, depth, wide, {kind})
+    numbers = (*sizes, *q.stride(), *k.stride(), *v.stride(), *steps, *made.stride())
+    return made.shape, made.stride(), (ctypes.c_int64 * len(numbers))(*numbers), {scale}
 
 
 def kernel({arguments}):
     q, k, v, mask = {q}, {k}, {v}, {mask}
     key = tuple((t.shape, t.stride()) for t in (q, k, v, mask) if t is not None)
-    plan = _plans.get(key)
+    plan = _PLANS.get(key)
     if plan is None:
-        plan = _plans[key] = _plan(q, k, v, mask)
-    shape, order, sizes, strides, steps, out_steps, scale = plan
-    out = torch.empty([shape[d] for d in order], dtype=q.dtype).permute(order)
-    LIBRARY.attention(
-        ctypes.c_void_p(q.data_ptr()), ctypes.c_void_p(k.data_ptr()), ctypes.c_void_p(v.data_ptr()),
-        ctypes.c_void_p(mask.data_ptr() if mask is not None else 0), ctypes.c_void_p(out.data_ptr()),
-        sizes, *strides, steps, out_steps, ctypes.c_int64({kind}), scale,
-    )
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        plan = _PLANS[key] = _plan(q, k, v, mask)
+    shape, stride, numbers, scale = plan
+    out = torch.empty_strided(shape, stride, dtype=q.dtype)
+    seen = mask.data_ptr() if mask is not None else 0
+    _NATIVE(q.data_ptr(), k.data_ptr(), v.data_ptr(), seen, out.data_ptr(), ctypes.addressof(numbers), scale)
     return out
 """
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """The one call a reference makes. Names are inputs of the task."""
+    """The one call a reference makes. Names are inputs of the task; element and mask_kind: as the C++ counts them."""
 
     q: str
     k: str
     v: str
     mask: str | None
-    causal: bool
+    element: int
+    mask_kind: int
     scale: float | None
+    grouped: bool
 
 
-@dataclass
-class CpuAttention:
-    """Proposes one candidate where the reference is one call of scaled dot product attention in bf16."""
+class CpuAttention(AnchorTemplate[_Attention]):
+    """Proposes where the reference is one call of scaled dot product attention on a CPU, no dropout.
 
-    loaded: LoadedTask
-    name: str = "attention"
+    Knobs: product, rows of queries taken at a time, block of keys between two looks at a row's maximum.
+    """
 
-    def propose(self, task: Task, history: Sequence[Attempt]) -> Candidate | None:
-        """Return the candidate, None where the task is something else, there is no AMX, or it was offered already."""
-        if task.device != "cpu" or "amx_bf16" not in cpu_flags() or any(a.proposer == self.name for a in history):
+    name: ClassVar[str] = "attention"
+    device: ClassVar[str] = "cpu"
+    choices: ClassVar[dict[str, tuple[Knob, ...]]] = {"rows": (16, 32, 64), "block": (512, 2048)}
+
+    def look(self, task: Task) -> _Attention | None:
+        """Return the attention a reference computes, None where it does anything else or more."""
+        given = attention_call(self.loaded.reference)
+        if given is None or (given.get("is_causal") and given.get("attn_mask") is not None):
             return None
-        found = _attention(self.loaded.reference)
-        dtypes = {spec.name: spec.dtype for spec in task.cases[0].inputs}
-        if found is None or any(dtypes[name] != "bfloat16" for name in (found.q, found.k, found.v)):
+        specs = {spec.name: spec for spec in task.cases[0].inputs}
+        names = [str(given[name]) for name in ("query", "key", "value")]
+        mask = str(given["attn_mask"]) if given.get("attn_mask") is not None else None
+        dtypes = {specs[name].dtype for name in names}
+        mask_dtype = specs[mask].dtype if mask else None
+        fits = all(len(specs[name].shape) == 4 for name in names) and (not mask or len(specs[mask].shape) in (2, 4))
+        if len(dtypes) != 1 or not dtypes <= set(_ELEMENTS) or mask_dtype not in _MASKS or not fits:
             return None
-        mask_dtype = dtypes[found.mask] if found.mask else None
-        if mask_dtype not in _MASKS or any(len(s.shape) != 4 for s in task.cases[0].inputs):
-            return None
-        native = resources.files(__package__).joinpath("attention_amx.cpp").read_text(encoding="utf-8")
+        kind = _CAUSAL if given.get("is_causal") else _MASKS[mask_dtype]
+        scale, grouped = given.get("scale"), bool(given.get("enable_gqa"))
+        return _Attention(names[0], names[1], names[2], mask, _ELEMENTS[dtypes.pop()], kind, scale, grouped)
+
+    def first(self, found: _Attention, task: Task) -> Iterable[dict[str, Knob]]:
+        """Return one setting a product this CPU has."""
+        tiles = found.element == _ELEMENTS["bfloat16"] and "amx_bf16" in cpu_flags()
+        rows: list[tuple[Knob, ...]] = [("tiles", 16, 512)] if tiles else []
+        return settings(("product", "rows", "block"), [*rows, ("vectors", 32, 512)])
+
+    def source(self, found: _Attention, task: Task, knobs: dict[str, Knob]) -> str:
+        """Return the candidate file of one setting."""
         wrapper = _WRAPPER.format(
             arguments=", ".join(task.inputs),
             q=found.q,
@@ -112,33 +125,24 @@ class CpuAttention:
             v=found.v,
             mask=found.mask,
             scale="depth**-0.5" if found.scale is None else repr(found.scale),
-            kind=_CAUSAL if found.causal else _MASKS[mask_dtype],
+            kind=found.mask_kind,
+            grouped=found.grouped,
         )
-        head = (
-            f'"""Attention through AMX tiles: {task.name}."""\n\nimport ctypes\n\nimport torch\n'
-            f'from hotswap.optimizer.native import compile_cpp\n\nSOURCE = r"""\n{native}"""'
+        return (
+            f'"""Attention through {knobs["product"]}: {task.name}."""\n\nimport ctypes\n\nimport torch\n'
+            f"from hotswap.optimizer.native import compile_cpp\n\nPRODUCT = {knobs['product']!r}\n"
+            f'SOURCE = r"""\n{_native(found, knobs)}"""\n{wrapper}'
         )
-        return Candidate(source=head + wrapper, proposer=self.name, parent=None, knobs={})
 
 
-def _attention(reference: Any) -> _Attention | None:
-    """Return the attention a reference computes, None where it does anything else or more."""
-    graph = fx.symbolic_trace(reference).graph
-    calls = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
-    if len(calls) != 1 or calls[0].target is not torch.nn.functional.scaled_dot_product_attention:
-        return None
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given = {**dict(zip(names, calls[0].args, strict=False)), **calls[0].kwargs}
-    if given.get("dropout_p") or given.get("enable_gqa") or (given.get("is_causal") and given.get("attn_mask")):
-        return None
-    q, k, v, mask = (given.get(name) for name in names[:4])
-    if not all(isinstance(n, fx.Node) for n in (q, k, v)) or not (mask is None or isinstance(mask, fx.Node)):
-        return None
-    return _Attention(
-        str(q),
-        str(k),
-        str(v),
-        str(mask) if mask is not None else None,
-        bool(given.get("is_causal")),
-        given.get("scale"),
-    )
+def _native(found: _Attention, knobs: dict[str, Knob]) -> str:
+    """Return the C++ of one setting: what is set, vectors, the product, the frame."""
+    header, product = _PRODUCTS[str(knobs["product"])]
+    given: dict[str, Any] = {"ELEMENT": found.element, "QUERY_ROWS": knobs["rows"], "KEY_BLOCK": knobs["block"]}
+    parts = ["".join(f"#define {name} {value}\n" for name, value in given.items())]
+    parts += [_text(file) for file in ("attention_vectors.h", header) if file]
+    return "\n".join([*parts, f"using Product = {product};\n", _text("attention.cpp")])
+
+
+def _text(file: str) -> str:
+    return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Candidates for anchors: a packed linear, and attention through the tile registers."""
+"""Candidates for anchors: a packed linear."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from hotswap.extractor.load_task import LoadedTask
 from hotswap.extractor.task import Role, ShapeCase, Task, TensorSpec
-from hotswap.models.machine import cpu_flags
 from hotswap.optimizer.candidate import Candidate
-from hotswap.optimizer.proposers.cpu_attention import CpuAttention
 from hotswap.optimizer.proposers.packed_linear import PackedLinear
-
-needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_flags(), reason="this CPU has no AMX tiles")
 
 
 def task_of(tensors: dict[str, torch.Tensor], weights: tuple[str, ...] = ()) -> Task:
@@ -88,89 +84,3 @@ def test_what_the_library_has_no_activation_for_is_not_offered_as_one() -> None:
     given = {"x": torch.randn(3, 7, 48), "weight": torch.randn(20, 48)}
     assert packed_linear(given, lambda x, w: (F.linear(x, w).sin(),)) is None
     assert packed_linear(given, lambda x, w: (F.gelu(F.linear(x, w)) * 2,)) is None
-
-
-def attention(causal: bool = False, scale: float | None = None) -> Callable[..., tuple[torch.Tensor, ...]]:
-    def reference(q: Any, k: Any, v: Any) -> tuple[torch.Tensor, ...]:
-        return (F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale),)
-
-    return reference
-
-
-def masked(q: Any, k: Any, v: Any, mask: Any) -> tuple[torch.Tensor, ...]:
-    return (F.scaled_dot_product_attention(q, k, v, attn_mask=mask),)
-
-
-def heads(queries: int, keys: int, depth: int) -> dict[str, torch.Tensor]:
-    shapes = {"q": queries, "k": keys, "v": keys}
-    return {n: torch.randn(2, length, 3, depth).bfloat16().transpose(1, 2) for n, length in shapes.items()}
-
-
-def error_beside_torch(reference: Callable[..., Any], given: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return our relative error in norm to an fp64 run, and torch's."""
-    task = task_of(given)
-    candidate = CpuAttention(loaded(task, reference)).propose(task, [])
-    assert candidate is not None
-    ours = kernel_of(candidate.source)["kernel"](*given.values())
-    (theirs,) = reference(*given.values())
-    (exact,) = reference(*(t.double() if t.is_floating_point() else t for t in given.values()))
-    assert ours.stride() == theirs.stride()
-    ours_error, their_error = (((o.double() - exact).norm() / exact.norm()).item() for o in (ours, theirs))
-    return ours_error, their_error
-
-
-@needs_amx
-@pytest.mark.parametrize(("queries", "keys", "depth"), [(128, 128, 32), (77, 65, 64), (1, 5, 16), (33, 40, 80)])
-def test_attention_is_as_exact_as_torch_at_any_length_and_head_size(queries: int, keys: int, depth: int) -> None:
-    torch.manual_seed(0)
-    ours, theirs = error_beside_torch(attention(), heads(queries, keys, depth))
-    assert ours <= 1.2 * theirs + 1e-4
-
-
-@needs_amx
-@pytest.mark.parametrize("kind", ["bool", "bfloat16", "expanded"])
-def test_attention_takes_masks_of_every_kind(kind: str) -> None:
-    torch.manual_seed(0)
-    given = heads(20, 37, 32)
-    if kind == "bool":
-        mask = torch.rand(2, 3, 20, 37) > 0.4
-        mask[..., 0] = True
-    elif kind == "expanded":
-        mask = (torch.arange(37) < 30).expand(2, 3, 20, 37)
-    else:
-        mask = torch.randn(2, 1, 1, 37).bfloat16()
-    ours, theirs = error_beside_torch(masked, {**given, "mask": mask})
-    assert ours <= 1.2 * theirs + 1e-4
-
-
-@needs_amx
-def test_causal_attention_and_its_scale_are_taken_from_the_reference() -> None:
-    torch.manual_seed(0)
-    ours, theirs = error_beside_torch(attention(causal=True, scale=0.3), heads(40, 40, 32))
-    assert ours <= 1.2 * theirs + 1e-4
-
-
-def test_a_reference_that_does_more_than_attention_is_left_to_others() -> None:
-    given = heads(8, 8, 32)
-    task = task_of(given)
-
-    def more(q: Any, k: Any, v: Any) -> tuple[torch.Tensor, ...]:
-        return (F.scaled_dot_product_attention(q, k, v) * 2,)
-
-    assert CpuAttention(loaded(task, more)).propose(task, []) is None
-
-
-@needs_amx
-def test_where_torch_s_fused_attention_does_not_apply_the_layout_follows_torch_too() -> None:
-    given = heads(9, 12, 32)
-    given["v"] = torch.randn(2, 3, 12, 15).bfloat16()
-    ours, theirs = error_beside_torch(attention(), given)
-    assert ours <= 1.2 * theirs + 1e-4
-
-
-@needs_amx
-def test_keys_and_values_of_one_batch_serve_all_queries() -> None:
-    given = heads(9, 12, 32)
-    given |= {name: given[name][:1] for name in ("k", "v")}
-    ours, theirs = error_beside_torch(attention(), given)
-    assert ours <= 1.2 * theirs + 1e-4
