@@ -24,6 +24,9 @@ def print_verdict(verdict: Verdict) -> None:
     for stage in verdict.stages:
         stages.add_row(stage.stage, "yes" if stage.passed else "no", f"{stage.seconds:.2f}")
     out.print(stages)
+    for stage in verdict.stages:
+        if "library calls" in stage.evidence:
+            out.print(f"library calls: {stage.evidence['library calls']}", markup=False, soft_wrap=True)
     for race in verdict.races:
         times = ", ".join(f"{arm.name} {arm.median_us:.1f} us" for arm in race.arms)
         gains = ", ".join(f"{i.median:.2f}x {name} ({i.low:.2f} to {i.high:.2f})" for name, i in race.speedup.items())

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import arena
 from .bank import Bank, Sample
 from .hall import Hall, KernelRaisedError, Worker, WorkerError
+from .library_calls import shown
 from .target import misfit
 
 POISON = 1
@@ -93,6 +94,15 @@ class Trial:
             names = ", ".join(self.bank.task.inputs[i] for i in touched)
             raise Rejected(f"{sample.name}: changed its input {names} in place")
         return self._outputs(answer, sample, outbox)
+
+    def library_calls(self) -> str:
+        """Return the ops of torch it was seen to call on the last sample; what it does while it is watched is moot."""
+        try:
+            return shown(self.worker.ask("seen", seconds=self.patience.call_s).get("names"))
+        except KernelRaisedError as error:
+            return f"cannot be seen: {error}"
+        except WorkerError as error:
+            raise Rejected(f"called once more: {error}") from error
 
     def again(self, which: int, sample: Sample) -> list[Tensor]:
         """Return the outputs of an earlier kept call as they are now."""

@@ -18,6 +18,7 @@ from stand_ins import kernel_calls, winners_of, with_source
 from torch import nn
 
 import hotswap
+from hotswap.cli.verdict import print_verdict
 from hotswap.extractor.capture import capture
 from hotswap.extractor.extract import extract
 from hotswap.integrator.blocks import Pace
@@ -78,6 +79,12 @@ def verdict(judge: Judge, body: str) -> Verdict:
     return judge.verdict(NORM + body)
 
 
+def library_calls(found: Verdict) -> str:
+    """Return what the judge says of the torch ops a candidate calls."""
+    (said,) = [stage.evidence["library calls"] for stage in found.stages if stage.stage == "smoke"]
+    return said
+
+
 def test_an_honest_kernel_is_accepted(norm_judge: Judge) -> None:
     found = verdict(norm_judge, "def kernel(x, weight): return right(x, weight)\n")
     assert found.accepted, found.reason
@@ -130,14 +137,39 @@ def test_a_candidate_is_rejected_for_what_it_does(body: str, stage: str, word: s
     assert not found.races
 
 
-def test_a32_a_candidate_made_of_library_calls_is_raced_against_those_calls_and_has_to_beat_them(
-    norm_judge: Judge,
+def test_a32_a_candidate_made_of_library_calls_is_called_one_raced_against_those_calls_and_has_to_beat_them(
+    norm_judge: Judge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = "def kernel(x, weight):\n    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-6)\n"
     found = verdict(norm_judge, body)
     assert found.accepted, found.reason
     assert {arm.name for arm in found.races[0].arms} == {"candidate", "eager"}
     assert found.speedup is not None
+    assert "aten::" in library_calls(found)
+    print_verdict(found)
+    assert f"library calls: {library_calls(found)}" in capsys.readouterr().out
+
+
+def test_a32_a_kernel_that_computes_itself_is_not_called_a_library_call(norm_judge: Judge) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    program = lower(norm, [torch.randn(2, 12, 64), torch.ones(64)])
+    found = norm_judge.verdict(emit(program, knob_space(program)[0]))
+    assert found.accepted, found.reason
+    assert library_calls(found) == "none seen"
+
+
+def test_a32_a_candidate_that_refuses_to_be_watched_is_judged_by_its_answers(norm_judge: Judge) -> None:
+    body = (
+        "def kernel(x, weight):\n"
+        "    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None: raise RuntimeError('watched')\n"
+        "    return right(x, weight)\n"
+    )
+    found = verdict(norm_judge, body)
+    assert found.accepted, found.reason
+    assert library_calls(found).startswith("cannot be seen: RuntimeError: watched")
 
 
 def test_a38_a_more_exact_kernel_passes_and_a_rougher_one_does_not(norm_judge: Judge) -> None:

@@ -12,4 +12,4 @@ def smoke(trial: Trial) -> dict[str, str]:
     if not trial.allows(first):
         raise Rejected(f"its constraints exclude the recorded case {first.name}, so it would never run")
     trial.check(first)
-    return {"case": first.name, "label": trial.label or "none"}
+    return {"case": first.name, "label": trial.label or "none", "library calls": trial.library_calls()}
