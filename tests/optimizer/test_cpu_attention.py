@@ -58,6 +58,17 @@ def candidate(reference: Reference, given: dict[str, torch.Tensor], device: str 
     return CpuAttention(LoadedTask(Path("nowhere"), task, reference, "", {})).propose(task, [])
 
 
+def written(reference: Reference, given: dict[str, torch.Tensor]) -> str:
+    """Return the source of the first setting, whether it would be offered for these sizes or not."""
+    task = task_of(given)
+    proposer = CpuAttention(LoadedTask(Path("nowhere"), task, reference, "", {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_attention, "_packing_pays", lambda case, query: True)
+        found = proposer.look(task)
+    assert found is not None
+    return proposer.source(found, task, next(iter(proposer.first(found, task))))
+
+
 def kernel_of(source: str) -> Callable[..., torch.Tensor]:
     names: dict[str, Any] = {}
     exec(compile(source, "candidate", "exec"), names)
@@ -69,9 +80,7 @@ def check(
     reference: Reference, given: dict[str, torch.Tensor], change: Callable[[str], str] = lambda source: source
 ) -> torch.Tensor:
     """Hold a candidate to torch's own error against an fp64 run, and to torch's layout; return what it gives."""
-    made = candidate(reference, given)
-    assert made is not None
-    ours = kernel_of(change(made.source))(*given.values())
+    ours = kernel_of(change(written(reference, given)))(*given.values())
     (theirs,) = reference(*given.values())
     (exact,) = reference(*(t.double() if t.is_floating_point() else t for t in given.values()))
     assert ours.stride() == theirs.stride()
@@ -133,9 +142,7 @@ def test_a_row_masked_by_the_least_number_is_the_mean_of_values_as_in_torch(dtyp
     mask = torch.zeros(2, 1, 20, 37, dtype=dtype)
     mask[:, :, 3] = torch.finfo(dtype).min
     given = {**heads(20, 37, 32, dtype), "mask": mask}
-    made = candidate(masked, given)
-    assert made is not None
-    ours, (theirs,) = kernel_of(made.source)(*given.values()), masked(*given.values())
+    ours, (theirs,) = kernel_of(written(masked, given))(*given.values()), masked(*given.values())
     torch.testing.assert_close(ours[:, :, 3], theirs[:, :, 3])
 
 
@@ -175,9 +182,7 @@ def test_the_layout_of_the_result_is_torch_s_fused_or_not() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0)])
 def test_nothing_to_ask_or_to_look_at_is_an_answer_too(queries: int, keys: int) -> None:
     given = heads(queries, keys, 32, torch.float32)
-    made = candidate(attention(), given)
-    assert made is not None
-    ours, (theirs,) = kernel_of(made.source)(*given.values()), attention()(*given.values())
+    ours, (theirs,) = kernel_of(written(attention(), given))(*given.values()), attention()(*given.values())
     assert ours.shape == theirs.shape
     assert not ours.any()
 
@@ -185,9 +190,7 @@ def test_nothing_to_ask_or_to_look_at_is_an_answer_too(queries: int, keys: int) 
 def test_nan_stays_in_its_own_row() -> None:
     given = heads(20, 37, 32, torch.float32)
     given["q"][0, 0, 3, 5] = torch.nan
-    made = candidate(attention(), given)
-    assert made is not None
-    ours = kernel_of(made.source)(*given.values())
+    ours = kernel_of(written(attention(), given))(*given.values())
     assert ours[0, 0, 3].isnan().all()
     assert ours.isnan().sum() == 32
 
@@ -272,3 +275,10 @@ def test_what_is_no_attention_of_four_dimensions_on_a_cpu_is_left_to_others() ->
     assert candidate(attention(), {n: t.double() for n, t in given.items()}) is None
     assert candidate(attention(), {n: t[0] for n, t in given.items()}) is None
     assert candidate(masked, {**given, "mask": torch.ones(3, 8, 8, dtype=torch.bool)}) is None
+
+
+def test_fp32_is_offered_only_where_rows_pay_for_packing_a_head() -> None:
+    assert candidate(attention(), heads(1, 128, 64, torch.bfloat16)) is not None
+    assert candidate(attention(), heads(1, 128, 64, torch.float32)) is None
+    assert candidate(attention(), heads(16, 128, 64, torch.float32)) is not None
+    assert candidate(attention(), heads(16, 128, 512, torch.float32)) is None
