@@ -25,7 +25,10 @@ from .suite import Row, Size, build
 
 # Twice the error that eager itself has to fp32, and a little for where that is nothing.
 _ERROR_RATIO, _ERROR_FLOOR = 2.0, 1e-3
-_LARGEST_IN_FP32 = 4e9
+# Where there is no room for the model in fp32: twice what bf16 models differ from themselves by the order of sums.
+_APART_AT_MOST = 0.06
+# Parameters and cached numbers of the largest model that a CPU runs in fp32, too; a GPU's free memory decides there.
+_LARGEST_ON_A_CPU = 4e9
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,12 @@ def _best_of_ours(
 ) -> str | None:
     """Return the arm of ours that is right and quickest in a trial; the others leave the race with their figure."""
     trial: dict[str, float] = {}
-    wider = sum(p.numel() for p in model.parameters()) + cached_bytes(call) // 2 <= _LARGEST_IN_FP32
+    wider = _fits_in_fp32(model, call)
     for name in [n for n in built if n.startswith("ours")]:
         watch.at(name)
         apart = differences(model, call, built["eager"].call(), built[name].call(), wider=wider)
         built[name].facts["check"] = apart
-        bound = max(_ERROR_RATIO * apart.get("eager_to_fp32", 0.01), _ERROR_FLOOR)
+        bound = max(_ERROR_RATIO * apart.get("eager_to_fp32", _APART_AT_MOST / _ERROR_RATIO), _ERROR_FLOOR)
         if not apart.get("to_fp32", apart["to_eager"]) <= bound:
             notes[name] = f"wrong: {apart}"
             del built[name]
@@ -155,6 +158,15 @@ def _best_of_ours(
             notes[name] = f"{trial[name] * 1e3:.3f} ms in a trial; {best} was quicker"
             del built[name]
     return best
+
+
+def _fits_in_fp32(model: Any, call: Call) -> bool:
+    numbers = sum(p.numel() for p in model.parameters()) + cached_bytes(call) // 2
+    if not torch.cuda.is_available():
+        return numbers <= _LARGEST_ON_A_CPU
+    torch.cuda.empty_cache()
+    # 4 bytes each, the copy in 16 bits that it is made from, and a tenth for what a step needs.
+    return 1.1 * 6 * numbers <= torch.cuda.mem_get_info()[0]
 
 
 def _race(built: dict[str, BuiltArm], ours: str | None, call: Call, pace: Pace, asked: Asked, watch: Watch) -> EndToEnd:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,19 +13,22 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import tree_map_only
 
+from hotswap.models.fast_init import FastInit
 from hotswap.models.hub import from_config_alone
 from hotswap.models.inputs import example_calls
+from hotswap.models.seeded import seeded
 from hotswap.models.workload import Call
 from hotswap.models.zoo.catalog import config, names
 
 from .cached import with_cache
+from .diffusion import DiffusionTransformer, example_inputs
 
 Size = Literal["full", "slice", "tiny"]
 
 CONFIGS = Path(__file__).parent / "configs.json"
 
 # What a tiny size is called with: on a CPU, in seconds.
-_TINY_BATCH, _TINY_LENGTH = 2, 32
+_TINY_BATCH, _TINY_LENGTH, _TINY_IMAGE, _TINY_TEXT = 2, 32, 64, 8
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Row:
     causal: half of attention's products are not needed, which the floor leaves out. decode: one step of one token a
     row, behind `length` tokens in a static cache. sliced: it is measured at full width with few layers, and of the
     prompt's logits the last alone are made, as `generate` asks for them: all of them would outweigh the few layers.
+    text: tokens of text beside those of an image, for a diffusion transformer.
     """
 
     model: str
@@ -41,6 +48,7 @@ class Row:
     padded: bool = False
     decode: bool = False
     sliced: bool = False
+    text: int = 0
 
     def workload(self, size: Size) -> str:
         """Return the model's name with the size it is measured in where `size` is asked for."""
@@ -53,11 +61,14 @@ class Row:
         batch, length = self.sizes(size)
         if self.decode:
             return f"decode {batch}, {length} cached"
+        if self.text:
+            return f"{batch}x{length}+{self.text if size != 'tiny' else _TINY_TEXT}"
         return f"{batch}x{length}{' padded' if self.padded else ''}" if length else f"{batch}"
 
     def sizes(self, size: Size) -> tuple[int, int | None]:
         if size == "tiny":
-            return self.batch if self.decode else _TINY_BATCH, _TINY_LENGTH if self.length else None
+            length = _TINY_IMAGE if self.text else _TINY_LENGTH
+            return self.batch if self.decode else _TINY_BATCH, length if self.length else None
         return self.batch, self.length
 
 
@@ -94,11 +105,14 @@ ROWS: tuple[Row, ...] = (
     Row("vit-l16", 32, None),
     Row("siglip-so400m", 32, None),
     Row("whisper-large-v3-turbo-encoder", 8, None),
+    Row("flux.1-dev", 1, 4096, text=512),
 )
 
 
 def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
     """Return the model with random weights and its call, both on the device, in bf16."""
+    if row.text:
+        return _diffusion(row, size, device)
     model = from_config_alone(
         fields(row.model, row.own(size)), name=row.workload(size), dtype=torch.bfloat16, device=device, seed=0
     )
@@ -115,6 +129,25 @@ def build(row: Row, size: Size, device: str) -> tuple[Any, Call]:
     if row.decode:
         placed = with_cache(model, placed["input_ids"])
     return model, Call(kwargs=placed, name=row.shape(size))
+
+
+def _diffusion(row: Row, size: Size, device: str) -> tuple[Any, Call]:
+    with seeded(0, device), torch.device(device), FastInit(), _default_dtype(torch.bfloat16):
+        model = DiffusionTransformer(**fields(row.model, size)).eval()
+    batch, length = row.sizes(size)
+    text = row.text if size != "tiny" else _TINY_TEXT
+    given = example_inputs(model, batch, math.isqrt(length or 0), text, seed=0)
+    return model, Call(kwargs={k: _on(v, device) for k, v in given.items()}, name=row.shape(size))
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def fields(model: str, size: Size) -> dict[str, Any]:

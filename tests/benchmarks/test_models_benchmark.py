@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,11 @@ def test_a_sliced_workload_is_full_in_width_alone(size: Size, part: str) -> None
 CHILD = """
 import json, os, sys
 from pathlib import Path
-given = dict(zip(sys.argv, sys.argv[1:]))
-out, without = Path(given["--out"]), json.loads(given["--without"])
+said = sys.stdin.readline()
+if not said:
+    sys.exit()
+given = json.loads(said)
+out, without = Path(given["out"]), given["without"]
 if "ours (cudagraph)" not in without:
     (out.parent / "arm.txt").write_text("ours (cudagraph)")
     os._exit(11)
@@ -163,6 +167,24 @@ def test_a_row_is_measured_again_without_the_arms_that_ended_its_process(
     child.write_text(CHILD)
     monkeypatch.setattr(models, "__file__", str(child))
     monkeypatch.setattr(sys, "argv", ["models.py"])
-    assert models._in_processes(0, 60.0) == [
-        {"ours (cudagraph)": "the process died with status 11", "max-autotune": "CUDA error"}
-    ]
+    with contextlib.closing(models.Stable()) as stable:
+        assert models._in_processes(0, 60.0, stable) == [
+            {"ours (cudagraph)": "the process died with status 11", "max-autotune": "CUDA error"}
+        ]
+
+
+def test_workloads_are_measured_in_the_order_they_are_asked_for() -> None:
+    titles = [title for _, title in models._wanted("full", ["siglip", "llama-3.1-8b", "so400m"])]
+    assert titles[0].startswith("siglip-so400m@full")
+    assert len(titles) == len(set(titles)) == 5
+    assert len(models._wanted("full", [])) == len(models.ROWS)
+
+
+@pytest.mark.parametrize("row", [r for r in models.ROWS if r.text], ids=lambda row: row.model)
+def test_a_diffusion_transformer_gives_a_velocity_for_each_token_of_the_image(row: Row) -> None:
+    model, call = build(row, "tiny", "cpu")
+    with torch.no_grad():
+        made = model(**call.kwargs)
+    assert made.shape == call.kwargs["image"].shape
+    assert made.dtype == torch.bfloat16
+    assert row.shape("full") == "1x4096+512"
