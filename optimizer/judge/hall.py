@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import resource
@@ -68,7 +69,9 @@ class Hall:
         self._hidden: list[str] = []
         self._failed: str | None = None
         self._lock = threading.RLock()
-        self._ids = 2_000_000_000 + secrets.randbelow(100_000_000)
+        # Apart from the other: whoever asks for a worker before the parent is up must not keep the rest waiting.
+        self._asking = threading.Lock()
+        self._ids = itertools.count(2_000_000_001 + secrets.randbelow(100_000_000))
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hotswap.optimizer.judge.worker", str(theirs.fileno())],
@@ -105,12 +108,11 @@ class Hall:
                 self._spares.pop().end()
 
     def next_id(self) -> int:
-        self._ids += 1
-        return self._ids
+        return next(self._ids)
 
     def fork(self, order: dict[str, Any], fds: tuple[int, ...]) -> int:
         """Have the clean parent fork a worker's keeper; return its process id."""
-        with self._lock:
+        with self._asking:
             try:
                 wire.send(self._sock, order, fds)
                 answer, _ = wire.receive(self._sock, STARTED_S)
@@ -135,7 +137,8 @@ class Hall:
         """Return a worker for a reference: not confined, but of the same form. One given back before is used again."""
         with self._lock:
             idle = self._idle.get(tuple(sorted(environment.items())))
-            return idle.pop() if idle else Worker(self, None, environment)
+            given = idle.pop() if idle else None
+        return given or Worker(self, None, environment)
 
     def give_back(self, worker: Worker) -> None:
         """Take a trusted worker that still answers, so that the next task's rival need not warm up the compiler."""
