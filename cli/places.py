@@ -46,7 +46,7 @@ def tasks(run: Path) -> list[Path]:
 def find_task(text: str) -> Path:
     """Return the task folder that `text` names: a path, or `RUN:NAME` with or without the rank before the name.
 
-    A module's path, an op or a fingerprint names the best task that has it.
+    A module's path, an op, a GPU kernel's symbol or a fingerprint names the best task that has it.
     """
     folder = Path(text)
     if (folder / "task.json").is_file():
@@ -66,12 +66,20 @@ def find_task(text: str) -> Path:
 
 
 def _other_names(task: Path) -> set[str]:
-    """Return what else a task is known by: its fingerprint, the paths of its modules, its ops plain and as ATen's."""
+    """Return what else a task is known by: fingerprint, paths of its modules, its ops plain and as ATen's, kernels."""
     from ..extractor.task import Task
 
     record = Task.load(task / "task.json")
     ops = {spelled for op in record.ops for spelled in (op, f"aten::{op}")}
-    return {record.fingerprint, *ops, *(site.module for site in record.sites if site.module)}
+    kernels = {spelled for symbol in record.kernels for spelled in (symbol, *plain_names(symbol))}
+    return {record.fingerprint, *ops, *kernels, *(site.module for site in record.sites if site.module)}
+
+
+def plain_names(symbol: str) -> tuple[str, str]:
+    """Return a kernel's symbol without its template and arguments, and that without its namespaces."""
+    named = symbol.replace("(anonymous namespace)::", "")
+    qualified = re.split(r"[<(]", named, maxsplit=1)[0].removeprefix("void ").strip()
+    return qualified, qualified.rpartition("::")[2]
 
 
 def run_of(task: Path) -> Path | None:

@@ -13,7 +13,7 @@ from ..extractor.task import Task
 from ..models.errors import SpecError
 from .console import print_json, results
 from .options import examples, json_option
-from .places import find_task, run_of
+from .places import find_task, plain_names, run_of
 from .task_log import outcome, print_log
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def print_task(task: Task, folder: Path) -> None:
         out.print(f"  in        {site.module or '(root)'} ({site.module_class}{whole})", markup=False)
     if len(task.sites) > 4:
         out.print(f"            and {len(task.sites) - 4} more places")
+    for symbol in task.kernels[:4]:
+        out.print(f"  launches  {plain_names(symbol)[0]}", markup=False)
     out.print(
         f"  takes     {task.eager_us:.0f} us a step, {100 * task.share:.1f}% of it; its floor is {task.floor_us:.0f} us"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..profiler.recording import Limits, Profile
 from .capture import Capture, CapturedGraph
 from .floor import cost
 from .node_ops import NodeKind, example, node_kinds
-from .node_times import node_times_us
+from .node_times import NodeTimes, time_nodes
 from .reference import input_names, region_module
 from .regions import Region, op_name
 from .task import Extraction, ShapeCase, Site, Skipped, Task, TensorSpec, task_folder
@@ -34,12 +34,13 @@ _WORTH_A_TRY = 0.05
 
 @dataclass
 class _Place:
-    """A region in its graph, with its measured time a run and its runs a weighted step."""
+    """A region in its graph, with its measured time a run, its runs a weighted step, and the kernels it launched."""
 
     graph: CapturedGraph
     region: Region
     us: float
     runs: float
+    kernels: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -61,11 +62,12 @@ def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path
     """
     weights = {call.name: call.weight for call in capture.workload.calls}
     with torch.set_grad_enabled(capture.workload.mode == "training"):
-        times = {g.index: node_times_us(g, profile.device) for g in capture.graphs}
+        measured = {g.index: time_nodes(g, profile.device) for g in capture.graphs}
+    times = {index: nodes.us for index, nodes in measured.items()}
     runs = {g.index: sum(n * weights[c] for c, n in g.runs.items()) for g in capture.graphs}
     # The least of the samples, not the median: what else the machine did while it was timed only ever adds.
     step_us = sum(min(c.step_samples_us, default=c.step_us) * c.weight for c in profile.calls)
-    drafts = _drafts(capture, times, runs)
+    drafts = _drafts(capture, measured, runs)
     ranked = sorted((_task(d, profile.limits, step_us, profile.device) for d in drafts), key=lambda t: -t[1].gain_us)
     chosen = _named([(d, t) for d, t in ranked if t.gain_us > 0 or t.share >= _WORTH_A_TRY][:top])
     left = [(d, t) for d, t in ranked if t.fingerprint not in {c.fingerprint for _, c in chosen}]
@@ -85,14 +87,16 @@ def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path
     )
 
 
-def _drafts(capture: Capture, times: dict[int, dict[fx.Node, float]], runs: dict[int, float]) -> list[_Draft]:
+def _drafts(capture: Capture, measured: dict[int, NodeTimes], runs: dict[int, float]) -> list[_Draft]:
     found: dict[str, _Draft] = defaultdict(_Draft)
     for graph in capture.graphs:
         for region in graph.regions:
             if any(0 in example(node).shape for node in region.inputs):
                 continue  # recorded empty: there is nothing to do, and nothing to learn its other sizes from
-            us = sum(times[graph.index].get(n, 0.0) for n in region.nodes)
-            found[region.fingerprint].places.append(_Place(graph, region, us, runs[graph.index]))
+            times = measured[graph.index]
+            us = sum(times.us.get(n, 0.0) for n in region.nodes)
+            kernels = frozenset[str]().union(*(times.kernels.get(n, ()) for n in region.nodes))
+            found[region.fingerprint].places.append(_Place(graph, region, us, runs[graph.index], kernels))
     return list(found.values())
 
 
@@ -127,6 +131,7 @@ def _task(draft: _Draft, limits: Limits, step_us: float, device: str) -> tuple[_
         ceiling=1.0 / rest if rest else 1.0,
         bytes=int(sum(one.bytes * runs for one, runs in costs)),
         flops=int(sum(one.flops * runs for one, runs in costs)),
+        kernels=tuple(sorted({name for p in draft.places for name in p.kernels})),
     )
     return draft, task
 
@@ -234,7 +239,7 @@ def _left_out(rest: list[tuple[_Draft, Task]], top: int) -> list[Skipped]:
 
 
 def _unsolved(
-    capture: Capture, times: dict[int, dict[fx.Node, float]], runs: dict[int, float], step_us: float
+    capture: Capture, times: Mapping[int, Mapping[fx.Node, float]], runs: dict[int, float], step_us: float
 ) -> list[Skipped]:
     """Return hot nodes that stand in no region, by op, with the reason."""
     spent: dict[tuple[str, str], float] = defaultdict(float)

@@ -21,7 +21,7 @@ from .capture import CapturedGraph
 from .captured_function import Function, capture_function, function_of
 from .fingerprint import fingerprint
 from .floor import cost
-from .node_times import node_times_us
+from .node_times import time_nodes
 from .problem import Problem, read_problem
 from .reference import region_module
 from .regions import Region, op_name
@@ -170,7 +170,8 @@ def _alike(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
 def _record(function: Function, cases: Sequence[_Case], chosen: _Case, limits: Limits) -> Task:
     problem = function.problem
     costs = [cost(c.region, c.module, limits) for c in cases]
-    times = [sum(node_times_us(c.graph, function.device).values()) for c in cases]
+    measured = [time_nodes(c.graph, function.device) for c in cases]
+    times = [sum(m.us.values()) for m in measured]
     eager = sum(us * c.weight for us, c in zip(times, cases, strict=True))
     floor = sum(one.floor_us * c.weight for one, c in zip(costs, cases, strict=True))
     ops = tuple(op_name(n) for n in chosen.region.nodes)
@@ -194,6 +195,7 @@ def _record(function: Function, cases: Sequence[_Case], chosen: _Case, limits: L
         ceiling=max(1.0, eager / floor) if floor else 1.0,
         bytes=int(sum(one.bytes * c.weight for one, c in zip(costs, cases, strict=True))),
         flops=int(sum(one.flops * c.weight for one, c in zip(costs, cases, strict=True))),
+        kernels=tuple(sorted({name for m in measured for names in m.kernels.values() for name in names})),
     )
 
 

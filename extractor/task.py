@@ -75,6 +75,7 @@ class Task(Record):
     gain_us: attainable gain a step, `eager_us` minus `floor_us`, what tasks are ranked by.
     bytes, flops: work of all calls a step; outside matmuls a FLOP is one element of one op.
     size_symbols: input sizes that vary together, one entry for each: ((input index, dim), ...).
+    kernels: symbols of the device kernels that its ops launched in the eager run, as a profiler shows them.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Task(Record):
     bytes: int = 0
     flops: int = 0
     notes: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
     @property
     def gain_us(self) -> float:

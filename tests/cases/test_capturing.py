@@ -15,9 +15,11 @@ from torch import nn
 import hotswap
 from hotswap.cli.main import main
 from hotswap.cli.places import find_task
-from hotswap.extractor.capture import capture
+from hotswap.extractor.capture import CapturedGraph, capture
 from hotswap.extractor.extract import extract
 from hotswap.extractor.load_task import load_task
+from hotswap.extractor.node_times import NodeTimes, time_nodes
+from hotswap.extractor.regions import op_name
 from hotswap.extractor.task import Extraction, task_folder
 from hotswap.integrator.run_directory import RunDirectory
 from hotswap.models.workload import Call, Workload
@@ -231,6 +233,33 @@ def test_a26_a_task_has_all_recorded_batch_sizes_with_a_weighted_total(tmp_path:
     task = next(t for t in extracted(model, calls, tmp_path).tasks if t.kind == "anchor")
     assert [c.inputs[0].shape for c in task.cases] == [(rows, 16) for rows in (1, 2, 4, 8, 16)]
     assert task.eager_us == pytest.approx(sum(c.eager_us * c.weight for c in task.cases))
+
+
+# As CUPTI shows two kernels of torch: one in a namespace without a name, one of a library.
+SYMBOL = "void at::native::(anonymous namespace)::rows_kernel<float, 4>(float const*, at::Array<char*, 2>)"
+LIBRARY = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNT"
+
+
+def test_a10_a_task_is_found_by_the_symbol_of_a_kernel_that_its_ops_launched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_gpu(graph: CapturedGraph, device: str) -> NodeTimes:
+        found = time_nodes(graph, device, seconds=0.0)
+        return NodeTimes(found.us, {n: frozenset({LIBRARY if op_name(n) == "linear" else SYMBOL}) for n in found.us})
+
+    monkeypatch.setattr("hotswap.extractor.extract.time_nodes", on_a_gpu)
+    with RunDirectory.create("scales", out=tmp_path / "run", settings={}, sources={}, seed=0) as directory:
+        extraction = extracted(TwoScales(), (Call((batch(),)),), directory.folder)
+    run = directory.folder
+    for kind, spellings in (
+        ("anchor", (LIBRARY,)),
+        ("memory", (SYMBOL, "at::native::rows_kernel", "rows_kernel")),
+    ):
+        task = next(t for t in extraction.tasks if t.kind == kind)
+        for spelled in spellings:
+            assert find_task(f"{run}:{spelled}").name.endswith(task.name)
+    assert main(["show", f"{run}:rows_kernel"]) == 0
+    assert "launches  at::native::rows_kernel\n" in capsys.readouterr().out
 
 
 def test_a10_a_task_is_found_by_name_op_module_and_fingerprint_and_a_miss_names_what_is_near(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hotswap.extractor.capture import capture
-from hotswap.extractor.node_times import node_times_us
+from hotswap.extractor.node_times import time_nodes
 from hotswap.extractor.regions import op_name
 from hotswap.models.workload import Call, Workload
 
@@ -19,5 +19,10 @@ def test_a_large_matmul_takes_most_of_the_device_time() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     (graph,) = capture(Workload(model, (Call((x,)),))).graphs
     with torch.no_grad():
-        times = {op_name(node): us for node, us in node_times_us(graph, "cuda").items()}
+        found = time_nodes(graph, "cuda")
+    times = {op_name(node): us for node, us in found.us.items()}
     assert times["linear"] > times["gelu"] > 1.0
+    kernels = {op_name(node): names for node, names in found.kernels.items()}
+    assert kernels["linear"]
+    assert any("elementwise" in name for name in kernels["gelu"])
+    assert not kernels["linear"] & kernels["gelu"]
