@@ -53,6 +53,10 @@ class TritonKnobs:
     split: programs a processor should have; where rows are too few for that, several share a row and another kernel
     combines what they found. 0 for never.
     tall: rows a program takes where memory runs down the rows, as in sums over a first dimension.
+    early: launch a kernel before the one it follows has ended, and let it wait for that on the device (programmatic
+    dependent launch), where the device can.
+    registers: at most so many a thread, which lets more programs share a processor; 0 for any.
+    packed: hold a row across a reduction as it was loaded, and compute anew what was made of it: fewer registers.
     """
 
     tile: int = 4096
@@ -67,6 +71,9 @@ class TritonKnobs:
     peel: bool = True
     split: int = 4
     tall: int = 64
+    early: bool = False
+    registers: int = 0
+    packed: bool = False
 
     def as_dict(self) -> dict[str, str | int | bool]:
         return asdict(self)
@@ -79,13 +86,16 @@ class TritonKnobs:
 
 # What each knob may be turned to, the most telling knob first.
 CHOICES: dict[str, tuple[int | bool, ...]] = {
+    "early": (True, False),
+    "packed": (True, False),
+    "registers": (32, 64, 40, 48, 0),
     "each": (16, 32, 64, 8),
+    "split": (16, 32, 4, 8, 0),
+    "tall": (64, 128, 256, 32),
     "tile": (4096, 8192, 2048, 1024, 16384),
     "evict": (False, True),
     "fit": (True, False),
     "ahead": (True, False),
-    "split": (4, 2, 8, 0),
-    "tall": (64, 128, 32),
     "stages": (2, 3, 4, 1),
     "whole": (16384, 65536, 4096),
     "step": (4096, 2048, 8192, 16384),
@@ -96,15 +106,25 @@ CHOICES: dict[str, tuple[int | bool, ...]] = {
 # Where to start from, several knobs apart, so that a short search sees settings that differ in kind: occupancy against
 # registers, many programs against few that fetch the next rows meanwhile, loads through shared memory against none.
 ROWS: tuple[dict[str, int | bool], ...] = (
-    {}, {"each": 32, "ahead": False}, {"each": 32, "fit": False}, {"tile": 8192}, {"each": 32, "persistent": 32},
-    {"persistent": 2}, {"each": 32, "persistent": 4}, {"each": 32, "evict": True, "ahead": False},
+    {}, {"packed": True, "ahead": False, "early": True},
+    {"each": 32, "packed": True, "ahead": False, "early": True, "registers": 64}, {"early": True},
+    {"each": 32, "evict": True, "early": True}, {"each": 8, "packed": True, "ahead": False, "early": True},
+    {"each": 32, "fit": False, "early": True}, {"tile": 8192, "packed": True, "ahead": False, "early": True},
+    {"packed": True, "early": True, "registers": 32}, {"each": 32, "ahead": False, "early": True},
+    {"whole": 4096, "stages": 1, "evict": True, "early": True}, {"each": 32, "persistent": 4, "early": True},
 )  # fmt: skip
 TALL: tuple[dict[str, int | bool], ...] = (
-    {"each": 64, "tile": 8192, "stages": 3}, {"each": 64, "tile": 8192, "stages": 1}, {"each": 64},
-    {"each": 32, "stages": 1}, {"each": 64, "tile": 16384, "stages": 4, "split": 0},
-    {"each": 64, "tile": 8192, "stages": 3, "tall": 128}, {"each": 64, "tile": 8192, "stages": 3, "split": 8},
+    {"each": 64, "tile": 8192, "stages": 1, "split": 16, "early": True},
+    {"each": 64, "tile": 8192, "stages": 1, "split": 32, "early": True},
+    {"each": 64, "tile": 8192, "stages": 1, "split": 16, "tall": 256, "early": True},
+    {"each": 64, "tile": 8192, "stages": 2, "split": 8, "early": True},
+    {"each": 32, "stages": 1, "split": 32, "early": True}, {"each": 64, "tile": 8192, "stages": 1, "split": 16},
+    {"each": 64, "tile": 16384, "stages": 4, "split": 0, "early": True},
+    {"each": 64, "tile": 8192, "stages": 1, "split": 8, "early": True}, {"each": 64},
 )  # fmt: skip
-POINTWISE: tuple[dict[str, int | bool], ...] = ({}, {"each": 8}, {"each": 8, "tile": 2048}, {"each": 32, "tile": 8192})
+POINTWISE: tuple[dict[str, int | bool], ...] = (
+    {}, {"each": 8}, {"each": 8, "early": True}, {"each": 8, "tile": 2048}, {"early": True}, {"each": 32, "tile": 8192},
+)  # fmt: skip
 PIECES: tuple[dict[str, int | bool], ...] = (
     {"each": 8, "tile": 2048}, {"each": 8}, {"each": 4, "tile": 1024}, {"each": 8, "tile": 1024},
     {"each": 4, "tile": 2048}, {},
@@ -164,9 +184,10 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
     """Return all but the comments; knobs that have no bearing on the program are not in it."""
     program = _fuse(unrolled(program))
     tiles = Tiles(program, evict=knobs.evict)
-    tile = Tile(tiles, ahead=knobs.ahead)
+    tile = Tile(tiles, ahead=knobs.ahead, packed=knobs.packed)
     kernels = [_kernel(tiles, "_tile", [*tile.common(), *_tasks(tiles, tile.block(), knobs)])]
     constants: dict[str, object] = {"TILE": knobs.tile, "EACH": knobs.each, "PERSISTENT": knobs.persistent}
+    constants |= {"EARLY": knobs.early, "REGISTERS": knobs.registers}
     partials: list[tuple[str, str]] = []
     if program.reduces:
         passes = Passes(tiles)
@@ -185,7 +206,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
         splits = f"({''.join(f'_split{n}, ' for n in range(passes.stages))})" if knobs.split else "()"
         constants |= {"WHOLE": knobs.whole, "STEP": knobs.step, "STAGES": knobs.stages, "TALL": knobs.tall}
         constants |= {"SPLIT": knobs.split, "SPLITS": splits, "LEAD": passes.lead(), "VARYING": varying}
-        constants |= {"FIT": fit, "PEEL": passes.peel() if peel else 0}
+        constants |= {"FIT": fit, "PEEL": passes.peel() if peel else 0, "VECTOR": passes.peel()}
     code = "\n\n\n".join(kernels)
     settings = "\n".join(f"{name} = {value}" for name, value in constants.items())
     return f"""import math
@@ -212,7 +233,9 @@ _NEAR = 2**31 - 2**20
 {_entry(program, partials)}"""
 
 
-_LOOP = ("STAGES", "GROUP")
+_LOOP = ("STAGES", "GROUP", "FOLD")
+# Behind the wait all that went before is done, inputs too; what follows may be launched, and waits in its turn.
+_WAIT = ("if SOON:", "    tl.extra.cuda.gdc_wait()", "    tl.extra.cuda.gdc_launch_dependents()")
 
 
 def _tasks(tiles: Tiles, body: list[str], knobs: TritonKnobs) -> list[str]:
@@ -242,14 +265,14 @@ def _split(tiles: Tiles, number: int, body: list[str], partials: list[tuple[str,
 def _kernel(
     tiles: Tiles, name: str, body: list[str], constants: tuple[str, ...] = (), partials: list[str] | None = None
 ) -> str:
-    constants = ("AXES", "WIDE", "EIGHT", "EVEN", "ROWS", "BLOCK", *constants)
+    constants = ("AXES", "WIDE", "EIGHT", "EVEN", "SOON", "HIDE", "ROWS", "BLOCK", *constants)
     arguments = [*tiles.pointers(), *(partials or []), "tasks", *tiles.numbers()]
     arguments += ["shares", "chunk"] if partials else []
     arguments += [f"{c}: tl.constexpr" for c in constants]
     plain = ["tasks", *tiles.unspecialised(), *(["shares"] if partials else [])]
     return "\n".join(
         [f"@triton.jit(do_not_specialize={plain})", f"def {name}({', '.join(arguments)}):"]
-        + [f"    {line}" for line in [*tiles.scalars(), *body]]
+        + [f"    {line}" for line in [*_WAIT, *tiles.scalars(), *body]]
     )
 
 
@@ -273,7 +296,7 @@ def _entry(program: LoopProgram, partials: list[tuple[str, str]]) -> str:
     lines += [
         "    if grids[0][0]:",
         f"        with torch.cuda.device_of({used[0]}):",
-        "            for function, grid in zip(functions, grids):",
+        "            for function, grid, meta in zip(functions, grids, metas):",
         f"                function[grid]({tensors}, {rest}, **meta)",
     ]
     returned = "y0" if program.single else f"({', '.join(f'y{n}' for n in outputs)},)"
@@ -285,7 +308,7 @@ def _entry(program: LoopProgram, partials: list[tuple[str, str]]) -> str:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = _plan({names})
-    {unpacked}functions, grids, numbers, meta, partial = plan
+    {unpacked}functions, grids, numbers, metas, partial = plan
 {body}
     return {returned}
 """

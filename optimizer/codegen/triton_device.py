@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: N803, RET505
 """Device functions an emitted kernel may call; the emitter copies those it uses, with what they need, into the file.
 
 Nothing imports this module: it is read as text. Approximations state their error; `float32` only unless said otherwise.
@@ -32,6 +33,15 @@ def either(a, b):
 @triton.jit
 def both(a, b):
     return a & b
+
+
+@triton.jit
+def unknown(a, HIDE: tl.constexpr):
+    # A 16-bit value as one the compiler knows nothing of: else it keeps the widened copy.
+    if HIDE:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], dtype=a.dtype, is_pure=False, pack=2)
+    else:
+        return a
 
 
 @triton.jit

@@ -293,13 +293,14 @@ class Tiles:
         nothing = f"tl.full((), {identity(item.op, item.dtype)}, {HELD[item.dtype]})"
         return f"tl.where({segment.mask}, {self.name(arg, segment)}, {nothing})"
 
-    def expression(self, value: int, segment: Segment, *, last: bool = True) -> str:
-        """Return the expression of an instruction. last: nothing reads the same columns again."""
+    def expression(self, value: int, segment: Segment, *, last: bool = True, loaded: bool = False) -> str:
+        """Return the expression of an instruction. last: nothing reads the same columns again. loaded: not widened."""
         item = self.code[value]
         if isinstance(item, Constant):
             return literal(item)
         if isinstance(item, Load):
-            return self._read(value, item, segment, last=last)
+            read = self._read(value, item, segment, last=last)
+            return read if loaded else self.widened(value, read)
         if isinstance(item, Position):
             return f"({self._offset(self.access[value], segment)}).to({HELD[item.dtype]})"
         if isinstance(item, SizeOf):
@@ -334,10 +335,16 @@ class Tiles:
                 index = self.name(term.value or 0, segment)
                 masks.append(f"({index} >= 0) & ({index} < g{n}_bound)")
                 place += f" + {index} * g{n}_step"
-        stored, held = self.program.inputs[item.input].dtype, HELD[item.dtype]
+        stored = self.program.inputs[item.input].dtype
         mask = f", mask={' & '.join(masks)}, other={self._poison(value, stored)}" if masks else ""
-        loaded = f"tl.load({place}{mask}{self._policy(item, last=last)})"
-        return f"{loaded}.to({held})" if STORED[stored] != held else loaded
+        return f"tl.load({place}{mask}{self._policy(item, last=last)})"
+
+    def widened(self, value: int, loaded: str) -> str:
+        """Return what a load gives, as the dtype its value is held in."""
+        item = self.code[value]
+        assert isinstance(item, Load)
+        held = HELD[item.dtype]
+        return f"{loaded}.to({held})" if STORED[self.program.inputs[item.input].dtype] != held else loaded
 
     def _poison(self, value: int, stored: str) -> str:
         """Return what a masked lane reads: NaN where an index may be out of range, so that nobody takes it for data."""

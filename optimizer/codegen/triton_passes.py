@@ -168,7 +168,7 @@ class Passes:
         if self._led_by(value) is not None:
             return []
         assert isinstance(item, Reduce)
-        return [f"s{value} = tl.full((ROWS, BLOCK), {identity(item.op, item.dtype)}, {held})"]
+        return [f"s{value} = tl.full((ROWS, BLOCK // FOLD), {identity(item.op, item.dtype)}, {held})"]
 
     def _accumulated(self, value: int, segment: Segment) -> list[str]:
         item = self.code[value]
@@ -177,7 +177,10 @@ class Passes:
             return self._accumulated_online(value, segment) if self._leads(value) else []
         if self._led_by(value) is not None:
             return []
-        return [f"s{value} = {joined(item, f's{value}', self.tiles.masked(value, item.arg, segment))}"]
+        # What one thread has of a tile becomes one value first: its registers are then free for loads.
+        whole = f"tl.broadcast_to({self.tiles.masked(value, item.arg, segment)}, (ROWS, BLOCK))"
+        folded = reduced(item, f"tl.reshape({whole}, (ROWS, FOLD, BLOCK // FOLD))", keep=False)
+        return [f"s{value} = {joined(item, f's{value}', folded)}"]
 
     def _accumulated_online(self, value: int, segment: Segment) -> list[str]:
         """Return the update of sums over groups of neighbouring lanes: one rescaling a group, in one thread."""

@@ -28,6 +28,11 @@ def _processors(device):
     return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def _soon(device):
+    # Whether kernels are launched before the one they follow has ended: devices can since capability 9.0.
+    return EARLY and device.type != "cpu" and torch.cuda.get_device_properties(device).major >= 9
+
+
 def _power(size):
     return 1 << max(size - 1, 0).bit_length()
 
@@ -77,7 +82,7 @@ REDUCTION = """
         block, group = max(min(_power(columns), STEP), 16), 1
     tasks = groups = -(-rows // group)
     if functions == (_loop,):
-        meta |= {"STAGES": STAGES, "GROUP": 8}
+        meta |= {"STAGES": STAGES, "GROUP": 8, "FOLD": 1}
         shares = min(-(-processors * SPLIT // max(groups, 1)), -(-columns // (2 * block)), 256)
         if shares > 1 and groups:
             chunk = -(-columns // shares // block) * block
@@ -91,6 +96,14 @@ REDUCTION = """
                 meta |= {"PEEL": PEEL} | {f"L{n}": alike[n] for n in VARYING}
 """
 
+# The last kernel only combines what little is left: few rows a program, so that all processors take part.
+COMBINING = """
+    if partial and programs:
+        group = min(group, 32)
+        grids[-1] = (-(-rows // group),)
+        metas[-1] = meta | {"ROWS": group, "num_warps": min(max(group * meta["MOST"] // 256, 1), 8)}
+"""
+
 
 def plan_text(tiles: Tiles) -> str:
     """Return the source of `_plan(*inputs)`: (shape, stride) of each output, then the launches."""
@@ -98,25 +111,30 @@ def plan_text(tiles: Tiles) -> str:
     used = ", ".join(i.name for i in program.inputs if i.used)
     lines = [f"def _plan({', '.join(i.name for i in program.inputs)}):", *plan_lines(program)]
     lines += [
-        f"    processors = _processors(_device({used}))",
+        f"    device = _device({used})",
+        "    processors, soon = _processors(device), _soon(device)",
         "    columns, rows = sizes[-1], math.prod(sizes[:-1])",
         "    wide = rows > _NEAR or any(abs(w[-1]) * columns > _NEAR for w in walks)",
         f"    steps = [columns, *offsets, *(step for n in {_places(tiles)} for step in walks[n][:-1])]",
         "    eight = math.gcd(*steps) % 16 == 8",
         '    meta = {"AXES": sum(size != 1 for size in sizes[:-1]), "WIDE": wide, "EIGHT": eight, "EVEN": False}',
+        '    meta |= {"SOON": soon, "HIDE": device.type != "cpu"} | ({"launch_pdl": True} if soon else {})',
+        '    meta |= {"maxnreg": REGISTERS} if REGISTERS else {}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
         "    warps = _warps(group * block)",
         '    if "REST" in meta:  # so few that each has 16 bytes of the rest',
         '        warps = max(warps // 2, min(warps, meta["REST"] // 256), 1)',
+        '    if "FOLD" in meta:',
+        '        meta["FOLD"] = min(max(group * block // (warps * 32 * VECTOR), 1), block)',
         '    meta |= {"ROWS": group, "BLOCK": block, "num_warps": warps, "enable_fp_fusion": True}',
         f"    numbers = {_numbers(tiles)}",
         "    programs = min(tasks, processors * PERSISTENT) if PERSISTENT and not partial else tasks",
-        "    grids = [(programs,)] * len(functions)",
+        "    grids, metas = [(programs,)] * len(functions), [meta] * len(functions)",
     ]
-    if program.reduces and tiles.passes[-1].reduces:  # the last kernel only combines
-        lines += ["    if partial and programs:", "        grids[-1] = (groups,)"]
+    if program.reduces and tiles.passes[-1].reduces:
+        lines += [COMBINING.strip("\n")]
     made = "".join(f"shape{n}, stride{n}, " for n in range(len(program.outputs)))
-    lines.append(f"    return {made}functions, grids, (tasks, *numbers), meta, partial")
+    lines.append(f"    return {made}functions, grids, (tasks, *numbers), metas, partial")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .loss_kernel import _reduced, _wait
+from .loss_kernel import _launch, _reduced, _wait
 
 # Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
 # launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
@@ -118,17 +118,17 @@ def _cross_entropy(logits, target):
     loss = torch.empty(rows, dtype=OUT if alone else torch.float32, device=x.device)
     peak, total = torch.empty(2, rows, PARTS, device=x.device) if PARTS > 1 else (loss, loss)
     vec = 16 // x.element_size()
-    launch = {"launch_pdl": True} if EARLY else {}
+    launch = _launch(EARLY, x.device)
     if rows:
         peel = n % vec != 0 or stride % vec != 0
         _rows[(rows, PARTS)](
             x, target, loss, peak, total, n, stride,
             IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, PEEL=peel, SPLIT=PARTS,
-            SOON=EARLY, num_warps=WARPS, **launch,
+            SOON=bool(launch), num_warps=WARPS, **launch,
         )  # fmt: skip
         if PARTS > 1:
             _join[(rows,)](
-                x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, SOON=EARLY,
+                x, target, loss, peak, total, n, stride, IGNORED=IGNORE, SPLIT=PARTS, SOON=bool(launch),
                 num_warps=1, **launch,
             )  # fmt: skip
     return loss if alone else _reduced(loss, target, IGNORE, REDUCTION == "mean", OUT, EARLY)

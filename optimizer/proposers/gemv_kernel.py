@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .early_kernel import _wait
+from .early_kernel import _launch, _wait
 
 # Knobs, replaced by the proposer. OUTS: rows of the weight a program. DEEP: 16-byte loads a lane in flight for each.
 # PARTS: programs that share rows. EARLY: launched before the kernel it depends on has ended, and waits on the device.
@@ -81,7 +81,8 @@ def _linear(x, weight, bias):
     parts = torch.empty(PARTS, n, dtype=torch.float32, device=x.device) if PARTS > 1 else out
     some = bias if bias is not None else x
     vec = 16 // x.element_size()
-    launch = {"SOON": EARLY, **({"launch_pdl": True} if EARLY else {})}
+    launch = _launch(EARLY, x.device)
+    launch |= {"SOON": bool(launch)}
     _dots[(triton.cdiv(n, OUTS), PARTS)](
         x, weight, some, parts, n, k, weight.stride(0), BIAS=bias is not None, ROWS=OUTS, LOADS=DEEP, VEC=vec,
         SPLIT=PARTS, WHOLE=k % (DEEP * 32 * vec) == 0, num_warps=WARPS, **launch,

@@ -1,6 +1,7 @@
 """Up to four linears of one input as one matmul that writes each of them where it belongs, all outputs dense.
 
-The outputs lie one after another in one allocation; a tile of columns belongs to one of them.
+The outputs lie one after another in one allocation; a tile of columns belongs to one of them. Outputs of one width are
+the rows of one matrix, which a descriptor stores in bulk where no tile of rows reaches from one output into the next.
 """
 
 # mypy: ignore-errors
@@ -35,9 +36,9 @@ def _pick(number, a, b, c, d):
 
 @triton.jit
 def _tiles(
-    x_desc, weight_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
+    x_desc, weight_desc, out_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
-    PIECES: tl.constexpr, FLATTEN: tl.constexpr,
+    PIECES: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     t0 = tl.cdiv(n0, BN)
     t1 = t0 + tl.cdiv(n1, BN)
@@ -63,9 +64,13 @@ def _tiles(
             column = first_column + part * (BN // PIECES) + tl.arange(0, BN // PIECES)
             if BIAS:
                 made += tl.load(bias_ptr + before + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-            at = row.to(tl.int64)[:, None] * width + column[None, :]
-            inside = (row < m)[:, None] & (column < width)[None, :]
-            tl.store(out_ptr + before.to(tl.int64) * m + at, made.to(out_ptr.dtype.element_ty), mask=inside)
+            made = made.to(out_ptr.dtype.element_ty)
+            if BULK:
+                out_desc.store([which * m + first_row, first_column + part * (BN // PIECES)], made)
+            else:
+                at = row.to(tl.int64)[:, None] * width + column[None, :]
+                inside = (row < m)[:, None] & (column < width)[None, :]
+                tl.store(out_ptr + before.to(tl.int64) * m + at, made, mask=inside)
 
 
 def _packed(weights, biases):
@@ -89,10 +94,13 @@ def _linears(x, sizes, packed):
     wanted = triton.cdiv(m, ROWS) * sum(triton.cdiv(n, COLUMNS) for n in sizes)
     programs = min(wanted, EACH * _processors(x.device))
     widths = [*sizes, 0, 0, 0][:4]
+    bulk = len(set(sizes)) == 1 and sizes[0] * x.element_size() % 16 == 0 and m % ROWS == 0
+    written = buffer.view(-1, sizes[0]) if bulk else flat  # a descriptor that is not used has to be one all the same
     _tiles[(programs,)](
         TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
+        TensorDescriptor.from_tensor(written, [ROWS, COLUMNS // PARTS]),
         bias if bias is not None else buffer, buffer, m, flat.shape[1], *widths, programs,
         BIAS=bias is not None, BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES,
-        PIECES=PARTS, FLATTEN=FLAT, num_warps=WARPS,
+        PIECES=PARTS, BULK=bulk, FLATTEN=FLAT, num_warps=WARPS,
     )  # fmt: skip
     return tuple(outs)

@@ -17,10 +17,11 @@ from .recognise import aten, input_position, results, traced, value, without_wid
 # Narrower rows are held in registers whole, which a loop nest does as well.
 _WIDE = 8192
 
-_KNOBS = ("WARPS", "HELD", "UNROLL", "REGISTERS")
-_HELD = ((16, 8, 1, 64), (8, 16, 1, 128))
+_KNOBS = ("WARPS", "HELD", "UNROLL", "REGISTERS", "EARLY")
+_HELD = ((16, 8, 1, 64, True), (8, 16, 1, 128, True), (16, 8, 1, 64, False))
 _PARTLY = (
-    (16, 5, 2, 64), (16, 6, 1, 64), (8, 5, 2, 64), (32, 0, 2, 0), (16, 2, 2, 40), (16, 0, 4, 0), (8, 6, 1, 64),
+    (16, 5, 2, 64, True), (16, 6, 1, 64, True), (32, 6, 1, 64, True), (16, 5, 2, 64, False), (8, 5, 2, 64, True),
+    (32, 0, 2, 0, True), (16, 12, 1, 128, True), (16, 2, 2, 40, True), (16, 0, 4, 0, True), (8, 6, 1, 64, True),
 )  # fmt: skip
 # As many half-precision values have room in the registers of two programs a multiprocessor.
 _HELD_WHOLE = 32768
@@ -44,6 +45,7 @@ class WideSoftmax(AnchorTemplate[_Softmax]):
         "HELD": (5, 6, 4, 8, 0, 2),
         "UNROLL": (2, 1, 4),
         "REGISTERS": (64, 48, 40, 128, 0),
+        "EARLY": (True, False),
     }
 
     def look(self, task: Task) -> _Softmax | None:

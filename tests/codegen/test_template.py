@@ -160,7 +160,9 @@ def test_a_best_setting_does_not_end_the_round_of_first_guesses() -> None:
     template, _ = on_gpu()
     candidates = offered(template, 5.0, *([6.0] * 7))
     known = TritonKnobs().as_dict()
-    assert {len(set(c.knobs.items()) - set(known.items())) for c in candidates} >= {0, 1, 2}
+    apart = {len(set(c.knobs.items()) - set(known.items())) for c in candidates}
+    assert apart >= {0, 1}
+    assert max(apart) > 1  # no neighbour of the best is
 
 
 def test_what_spills_is_not_offered_and_said() -> None:

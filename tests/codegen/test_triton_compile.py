@@ -13,6 +13,7 @@ from hotswap.optimizer.codegen.triton import TritonKnobs, emit
 from hotswap.optimizer.codegen.triton_compile import Build, Compiled, Compilers, Target, Tensor
 
 TARGET = Target(90, 132, 232448)
+TALL = TritonKnobs(each=64, tile=8192, stages=1, split=16)
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +110,38 @@ def test_settings_that_lead_to_the_same_launches_are_told_to_be_the_same(compile
     )
     assert usual.launches == unused.launches
     assert usual.launches != other.launches
+
+
+def test_a_row_held_as_it_was_loaded_leaves_room_for_more_programs(compilers: Compilers) -> None:
+    inputs = (dense(4, 2048, 8192), dense(8192))
+    (usual,), (packed,) = (
+        built(compilers, "rms_norm", *inputs, knobs=knobs).kernels
+        for knobs in (TritonKnobs(ahead=False), TritonKnobs(ahead=False, packed=True))
+    )
+    assert packed.registers < usual.registers
+    assert packed.stack == 0
+
+
+def test_no_more_registers_are_used_than_a_knob_allows(compilers: Compilers) -> None:
+    inputs = (dense(4, 2048, 8192), dense(8192))
+    (kernel,) = built(compilers, "rms_norm", *inputs, knobs=TritonKnobs(registers=32)).kernels
+    assert kernel.registers <= 32
+
+
+def test_a_sum_down_the_rows_keeps_one_value_for_what_a_thread_reads_at_a_time(compilers: Compilers) -> None:
+    source = emit(lower(lambda x: x.sum(0), (torch.empty(6, 24, dtype=torch.bfloat16),)), TALL)
+    (build,) = compilers.builds([source], [[dense(8192, 8192)]], TARGET)
+    assert [k.name for k in build.kernels] == ["_split0", "_split1"]
+    assert build.kernels[0].registers < 96  # a tile is 64 values a thread: summed one by one they alone take as many
+    assert build.trouble(TARGET) is None
+
+
+def test_a_device_that_cannot_launch_early_gets_the_kernel_that_does_not(compilers: Compilers) -> None:
+    region = next(r for r in REGIONS if r.name == "rms_norm")
+    program = lower(region.reference, region.inputs(6, 24, torch.bfloat16))
+    sources = [emit(program, TritonKnobs(early=early)) for early in (True, False)]
+    inputs = [[dense(2, 2048, 4096), dense(4096)]]
+    new, old = (compilers.builds(sources, inputs, Target(capability)) for capability in (90, 80))
+    assert all(build.trouble(TARGET) is None for build in (*new, *old))
+    assert old[0].launches == old[1].launches
+    assert new[0].launches != new[1].launches

@@ -29,6 +29,12 @@ FORMS = {
     "split": SPLIT,
     "persistent": TritonKnobs(whole=8, step=16, split=0, persistent=1, evict=True),
 }
+IN_REGISTERS = {
+    "once": TritonKnobs(),
+    "persistent": TritonKnobs(ahead=False, persistent=1),
+    "packed": TritonKnobs(packed=True),
+    "packed, persistent": TritonKnobs(packed=True, persistent=1, ahead=False, early=True, registers=32),
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,7 @@ def test_wide_rows_in_a_loop_compute_the_same(run: Runner, region: Region, form:
 
 @reducing
 @pytest.mark.parametrize("columns", [385, 392, 1280])
-@pytest.mark.parametrize("knobs", [TritonKnobs(), TritonKnobs(ahead=False, persistent=1)], ids=["once", "persistent"])
+@pytest.mark.parametrize("knobs", IN_REGISTERS.values(), ids=IN_REGISTERS)
 def test_a_row_in_two_tiles_computes_the_same(run: Runner, region: Region, columns: int, knobs: TritonKnobs) -> None:
     compare(run, region, torch.bfloat16, region.inputs(3, columns, torch.bfloat16), knobs)
 
@@ -125,6 +131,24 @@ def test_what_all_rows_share_is_read_before_the_first_of_them() -> None:
 
     assert weight_comes_first(text(ahead=True))
     assert not weight_comes_first(text(ahead=False))
+
+
+@pytest.mark.parametrize("region", REGIONS, ids=lambda r: r.name)
+def test_a_row_that_is_held_as_it_was_loaded_computes_the_same(run: Runner, region: Region) -> None:
+    compare(run, region, torch.bfloat16, region.inputs(3, 45, torch.bfloat16), TritonKnobs(packed=True))
+
+
+def test_behind_a_reduction_a_packed_row_is_widened_again_from_what_was_loaded() -> None:
+    region = next(r for r in REGIONS if r.name == "rms_norm")
+    program = lower(region.reference, region.inputs(6, 24, torch.bfloat16))
+
+    def behind_the_sum(knobs: TritonKnobs) -> str:
+        return emit(program, knobs).partition("def _loop")[0].partition("tl.sum")[2]
+
+    assert "unknown(h0, HIDE)" in behind_the_sum(TritonKnobs(packed=True))
+    assert "tl.load(x1" in behind_the_sum(TritonKnobs(packed=True, ahead=False))
+    assert "tl.load(x1" not in behind_the_sum(TritonKnobs(packed=True))
+    assert "unknown" not in behind_the_sum(TritonKnobs())
 
 
 @pytest.mark.parametrize("region", REGIONS[1::2], ids=lambda r: r.name)
@@ -163,7 +187,13 @@ def test_extremes_of_a_row_with_a_nan_anywhere_are_nan(run: Runner, knobs: Trito
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("knobs", [TritonKnobs(tile=256, tall=16), TritonKnobs(tile=256, tall=16, split=0)], ids=str)
+TALL = [
+    TritonKnobs(tile=256, tall=16), TritonKnobs(tile=256, tall=16, split=0),
+    TritonKnobs(tile=2048, tall=64, each=64, split=16, early=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("knobs", TALL, ids=str)
 def test_reductions_over_the_first_dimension(run: Runner, knobs: TritonKnobs) -> None:
     def down(x: Tensor) -> tuple[Tensor, ...]:
         return x.sum(0), torch.softmax(x, 0).sum(0), x.amax(0)
