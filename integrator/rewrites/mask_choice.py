@@ -35,7 +35,7 @@ class Condition:
 
     def flag(self, inputs: tuple[Any, ...]) -> torch.Tensor:
         """Return whether it holds as a bool scalar, where the input is; nothing waits for it."""
-        tensor = inputs[self.position]
+        tensor: torch.Tensor = inputs[self.position]
         return tensor.all() if tensor.dtype == torch.bool and self.value else (tensor == self.value).all()
 
     def holds(self, inputs: tuple[Any, ...]) -> bool:

@@ -445,9 +445,12 @@ def test_on_a_gpu_no_padded_call_waits_for_its_mask_and_every_mask_is_what_it_is
     from hotswap.integrator.graph_way import GraphWay
     from hotswap.integrator.swap_graph import Sites
 
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    model = BertModel(BertConfig(vocab_size=99, **sizes)).eval().cuda()
+    config = BertConfig(
+        vocab_size=99, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2
+    )
+    model: Any = BertModel(config)
+    model.eval().cuda()
     way = GraphWay(model, (), Sites(), "cudagraph")
     ids = torch.randint(1, 99, (2, 32), device="cuda")
     ones = torch.ones_like(ids)
