@@ -76,7 +76,8 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
     layers = _layer_count(fields)
     if layers in stages and layers <= MOST_STAGES:
         layers = 0  # it says how long another list is
-    kept = _kept_layers(fields, layers, how)
+    outs = _stages_out(fields, layers)
+    kept = _kept_layers(fields, layers, how, least=outs)
     vocab = next((v for k, v in fields.items() if k == "vocab_size" and isinstance(v, int)), None)
     made: Fields = {}
     for name, value in fields.items():
@@ -99,6 +100,10 @@ def reduced(fields: Mapping[str, Any], how: Reduction) -> Fields:
             made[name] = _number(name, value, kept, how)
         else:
             made[name] = value
+    if outs and len(kept) < layers:
+        made |= {"out_features": [f"stage{len(kept) - i}" for i in reversed(range(outs))]}
+        made |= {"out_indices": [len(kept) - i for i in reversed(range(outs))]}
+        made.pop("stage_names")  # they follow from the layers
     small = made.get("vocab_size")
     if vocab is not None and isinstance(small, int) and small < vocab:
         _move_special_tokens(made, small)
@@ -115,6 +120,9 @@ def _filled(fields: Fields) -> Fields:
     width, heads = (
         next((made[n] for n in names if isinstance(made.get(n), int)), 0) for names in (_OF_MODEL, _OF_HEADS)
     )
+    if heads and width % heads:
+        heads = math.gcd(width, heads)
+        made |= {name: heads for name in _OF_HEADS if name in made}
     implied = {"head_dim": width // heads, "num_key_value_heads": heads} if width and heads else {}
     implied |= {name: 2 for name in map(str, made) if _EXPERTS_USED.search(name) and "group" not in name}
     implied |= {name: 1 for name in made if name in ("n_group", "topk_group")}
@@ -157,14 +165,21 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> int:
     return next((fields[n] for n in names if isinstance(fields.get(n), int)), 0)
 
 
-def _kept_layers(fields: Mapping[str, Any], layers: int, how: Reduction) -> list[int]:
-    """Return which layers stay: one of each kind that a list of layer kinds names, `how.layers` at least."""
+def _stages_out(fields: Mapping[str, Any], layers: int) -> int:
+    """Return how many layers of a backbone hand out what they make, 0 where its stages are not single layers."""
+    stages, out = fields.get("stage_names"), fields.get("out_features")
+    single = isinstance(stages, list) and len(stages) == layers + 1 and stages[-1] == f"stage{layers}"
+    return len(out) if single and isinstance(out, list) else 0
+
+
+def _kept_layers(fields: Mapping[str, Any], layers: int, how: Reduction, *, least: int = 0) -> list[int]:
+    """Return which layers stay: one of each kind that a list of layer kinds names, `how.layers` or `least` at least."""
     if not layers or not how.layers or layers <= how.layers:
         return list(range(layers))
     kinds = next((v for v in fields.values() if isinstance(v, list) and len(v) == layers and isinstance(v[0], str)), [])
     first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     more = [i for i in range(layers) if i not in first]
-    return sorted((first + more)[: max(how.layers, len(first))])
+    return sorted((first + more)[: max(how.layers, len(first), least)])
 
 
 def _list(name: str, values: list[Any], layers: int, kept: list[int], how: Reduction) -> list[Any]:
