@@ -42,9 +42,12 @@ _MOST_PLANS = 1024
 
 
 def _plan(q, k, v, mask):
-    batch, heads, queries, depth = q.shape
-    shared = k.shape[1] if {grouped} else heads
-    alike = k.shape[:2] == v.shape[:2] == (batch, shared)
+    alike = q.shape[0] == k.shape[0] and k.shape[:2] == v.shape[:2] and (q.shape[1] == k.shape[1] or {grouped})
+    shared, = torch.broadcast_shapes(k.shape[1:2], v.shape[1:2], () if {grouped} else q.shape[1:2])
+    heads = q.shape[1] if {grouped} else shared
+    batch, = torch.broadcast_shapes(q.shape[:1], k.shape[:1], v.shape[:1])
+    like, queries, depth = q, *q.shape[2:]
+    q = q.expand(batch, heads, queries, depth)
     k, v = (t.expand(batch, shared, *t.shape[2:]) for t in (k, v))
     keys, wide = v.shape[2:]
     if k.shape[2] != keys or k.shape[3] != depth or heads % shared:
@@ -52,7 +55,7 @@ def _plan(q, k, v, mask):
     steps = (0, 0, 0, 0) if mask is None else mask.expand(batch, heads, queries, keys).stride()
     # torch's fused attention lays its result out as the query; where it does not apply, heads lie outside rows.
     fused = alike and wide == depth and all(t.stride(3) == 1 and t.numel() for t in (q, k, v))
-    made = torch.empty_like(q) if fused else torch.empty(batch, heads, queries, wide, dtype=q.dtype)
+    made = torch.empty_like(like) if fused else torch.empty(batch, heads, queries, wide, dtype=q.dtype)
     sizes = (batch, heads, heads // shared, queries, keys, depth, wide, {kind})
     numbers = (*sizes, *q.stride(), *k.stride(), *v.stride(), *steps, *made.stride())
     return made.shape, made.stride(), (ctypes.c_int64 * len(numbers))(*numbers), {scale}

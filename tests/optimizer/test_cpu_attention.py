@@ -165,10 +165,11 @@ def test_key_heads_may_be_shared_by_query_heads(dtype: torch.dtype) -> None:
     check(attention(grouped=True), given)
 
 
-def test_keys_and_values_of_one_batch_serve_all_queries() -> None:
+@pytest.mark.parametrize("names", ["kv", "q", "v"])
+def test_one_batch_or_one_head_serves_all_others(names: str) -> None:
     given = heads(9, 12, 32, torch.bfloat16)
-    given |= {name: given[name][:1] for name in ("k", "v")}
-    check(attention(), given)
+    check(attention(), given | {name: given[name][:1] for name in names})
+    check(attention(), given | {name: given[name][:, :1] for name in names})
 
 
 def test_the_layout_of_the_result_is_torch_s_fused_or_not() -> None:
