@@ -57,6 +57,9 @@ def test_a01_time_inside_ranges_and_parents_is_counted_once() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(
+    "ignore:The CUDA Graph is empty"
+)  # torch's, of the empty graph its CUDA graph trees begin with
 @pytest.mark.parametrize("how", ["reduce-overhead", "make_graphed_callables"])
 def test_a02_device_time_of_cuda_graphs_adds_up_and_has_a_name(how: str) -> None:
     # Served, not trained, and in 16 bits: torch warns of graphs between forward and backward, and of fp32 without TF32.
@@ -70,8 +73,10 @@ def test_a02_device_time_of_cuda_graphs_adds_up_and_has_a_name(how: str) -> None
         subject(x)
     found = record(Workload(subject, (Call((x,)),)), steps=1)
     call = found.calls[0]
-    assert call.coverage > 0.5
-    assert sum(row.self_us for row in call.rows) > 0
+    rows = sum(row.self_us for row in call.rows)
+    assert rows > 0
+    assert rows == pytest.approx(call.busy_share * call.step_us, rel=0.02)
+    assert rows + call.other_us == pytest.approx(call.whole_us, rel=1e-3)
     named = any("graph" in row.op.lower() for row in call.rows) or any("already compiled" in n for n in found.notes)
     assert named
 
