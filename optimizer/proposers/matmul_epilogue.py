@@ -74,6 +74,7 @@ class MatmulEpilogue(AnchorTemplate[_Fused]):
         "PARTS": (2, 1),
         "FLAT": (True, False),
         "EACH": (1, 2),
+        "EARLY": (True, False),
     }
     rejections: ClassVar[int] = len(_FIRST)  # a tile too large for the device is no mistake of the rest
 
@@ -83,7 +84,7 @@ class MatmulEpilogue(AnchorTemplate[_Fused]):
         return None if found is None or any(s.dtype not in _HALVES for s in _factors(found, task)) else found
 
     def first(self, found: _Fused, task: Task) -> list[dict[str, Knob]]:
-        return settings(_KNOBS, _FIRST)
+        return [row | {"EARLY": True} for row in settings(_KNOBS, _FIRST)]
 
     def source(self, found: _Fused, task: Task, knobs: dict[str, Knob]) -> str:
         given = ", ".join([task.inputs[found.linear.x], task.inputs[found.linear.weight], *found.extras])

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .early_kernel import _launch, _wait
 from .tile_kernel import _described, _pieces, _place, _processors
 
 # Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache. PARTS:
 # pieces in which a tile is stored. FLAT: the loads of the next tile begin before this one is stored. EACH:
-# programs a multiprocessor.
+# programs a multiprocessor. EARLY: kernels are launched before what they follow has ended, and wait on the device.
 ROWS = 128
 COLUMNS = 256
 DEEP = 64
@@ -26,6 +27,7 @@ GROUP = 8
 PARTS = 2
 FLAT = True
 EACH = 1
+EARLY = False
 # What the reference does: the dtype of its result, and which of the extra inputs are one value a column.
 OUT = torch.float16
 ALONG = ()
@@ -66,9 +68,10 @@ def _epilogue(acc, e0, e1, e2, e3, row, column, n, inside):
 def _tiles(
     x_desc, weight_desc, out_desc, out_ptr, e0, e1, e2, e3, m, n, k, programs,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
-    PIECES: tl.constexpr, APART: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr,
+    PIECES: tl.constexpr, APART: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """APART: distance of a tile's rows. BULK: out is stored by its descriptor. A branch here would end FLATTEN."""
+    _wait(SOON)
     down, across = tl.cdiv(m, BM * APART) * APART, tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=FLATTEN):
         place, which = _place(tile, down, across, DOWN)
@@ -100,9 +103,10 @@ def _tiles(
 @triton.jit
 def _rims(
     x_ptr, weight_ptr, out_ptr, e0, e1, e2, e3, m, n, k, stride,
-    BM: tl.constexpr, BK: tl.constexpr, APART: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, APART: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """Compute what lies before the first 16-byte border of each row and behind its last."""
+    _wait(SOON)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     lane = tl.arange(0, 16)
     column = tl.where(lane < 8, lane, n - 16 + lane)
@@ -141,6 +145,7 @@ def _linear(x, weight, *extra):
     extra += [out] * (4 - len(extra))
     k = weight.shape[1]
     wanted = triton.cdiv(m, ROWS * apart) * apart * triton.cdiv(n, COLUMNS)
+    launch = _launch(EARLY, x.device)
     programs = min(wanted, EACH * _processors(x.device))
     bulk = n % vec == 0
     written = out.view(m, n) if bulk else flat  # a descriptor that is not used has to be one all the same
@@ -148,10 +153,11 @@ def _linear(x, weight, *extra):
         TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
         TensorDescriptor.from_tensor(written, [ROWS, COLUMNS // PARTS]), out, *extra, m, n, k, programs,
         BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES, PIECES=PARTS, APART=apart, BULK=bulk,
-        FLATTEN=FLAT, num_warps=WARPS,
+        FLATTEN=FLAT, SOON=bool(launch), num_warps=WARPS, **launch,
     )  # fmt: skip
     if apart > 1:
         _rims[(triton.cdiv(m, 64),)](
-            flat, weight, out, *extra, m, n, k, weight.stride(0), BM=64, BK=DEEP, APART=apart, num_warps=4
+            flat, weight, out, *extra, m, n, k, weight.stride(0), BM=64, BK=DEEP, APART=apart, SOON=bool(launch),
+            num_warps=4, **launch,
         )  # fmt: skip
     return out

@@ -37,6 +37,7 @@ class MergedMatmul(AnchorTemplate[list[Linear]]):
         "PARTS": (2, 1),
         "FLAT": (True, False),
         "EACH": (1, 2),
+        "EARLY": (True, False),
     }
     rejections: ClassVar[int] = len(_FIRST)  # a tile too large for the device is no mistake of the rest
 
@@ -46,7 +47,7 @@ class MergedMatmul(AnchorTemplate[list[Linear]]):
         return found if fits else None
 
     def first(self, found: list[Linear], task: Task) -> list[dict[str, Knob]]:
-        return settings(_KNOBS, _FIRST)
+        return [row | {"EARLY": True} for row in settings(_KNOBS, _FIRST)]
 
     def source(self, found: list[Linear], task: Task, knobs: dict[str, Knob]) -> str:
         constants = {k: str(v) for k, v in knobs.items()}

@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .early_kernel import _launch, _wait
 from .tile_kernel import _described, _pieces, _place, _processors
 
 STATIC_WEIGHTS = True
 
 # Knobs, replaced by the proposer. GROUP: tiles down before one across, so that both inputs stay in the cache. PARTS:
 # pieces in which a tile is stored. FLAT: the loads of the next tile begin before this one is stored. EACH: programs a
-# multiprocessor.
+# multiprocessor. EARLY: the kernel is launched before the one it follows has ended, and waits for it on the device.
 ROWS = 128
 COLUMNS = 256
 DEEP = 64
@@ -27,6 +28,7 @@ GROUP = 8
 PARTS = 2
 FLAT = True
 EACH = 1
+EARLY = False
 
 
 @triton.jit
@@ -38,8 +40,9 @@ def _pick(number, a, b, c, d):
 def _tiles(
     x_desc, weight_desc, out_desc, bias_ptr, out_ptr, m, k, n0, n1, n2, n3, programs,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOWN: tl.constexpr, DEPTH: tl.constexpr,
-    PIECES: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr,
+    PIECES: tl.constexpr, BULK: tl.constexpr, FLATTEN: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
+    _wait(SOON)
     t0 = tl.cdiv(n0, BN)
     t1 = t0 + tl.cdiv(n1, BN)
     t2 = t1 + tl.cdiv(n2, BN)
@@ -95,12 +98,13 @@ def _linears(x, sizes, packed):
     programs = min(wanted, EACH * _processors(x.device))
     widths = [*sizes, 0, 0, 0][:4]
     bulk = len(set(sizes)) == 1 and sizes[0] * x.element_size() % 16 == 0 and m % ROWS == 0
+    launch = _launch(EARLY, x.device)
     written = buffer.view(-1, sizes[0]) if bulk else flat  # a descriptor that is not used has to be one all the same
     _tiles[(programs,)](
         TensorDescriptor.from_tensor(flat, [ROWS, DEEP]), TensorDescriptor.from_tensor(weight, [COLUMNS, DEEP]),
         TensorDescriptor.from_tensor(written, [ROWS, COLUMNS // PARTS]),
         bias if bias is not None else buffer, buffer, m, flat.shape[1], *widths, programs,
         BIAS=bias is not None, BM=ROWS, BN=COLUMNS, BK=DEEP, DOWN=GROUP, DEPTH=STAGES,
-        PIECES=PARTS, BULK=bulk, FLATTEN=FLAT, num_warps=WARPS,
+        PIECES=PARTS, BULK=bulk, FLATTEN=FLAT, SOON=bool(launch), num_warps=WARPS, **launch,
     )  # fmt: skip
     return tuple(outs)
