@@ -34,7 +34,7 @@ def special_tokens(config: Any) -> set[int]:
     found: set[int] = set()
     for each in configs(config):
         for name, value in each.to_dict().items():
-            if name.endswith(("_token_id", "_token_index")):
+            if name.endswith(("_token_id", "_token_ids", "_token_index")):
                 found.update(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))
     return found
 

@@ -6,8 +6,10 @@ some refuse to run without an argument that has a default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ _DATA_DEPENDENT = (
     fake_tensor.UnsupportedOperatorException,
 )
 
+_CACHED = type(lru_cache(len))
 # How many sets of arguments are tried for good where shapes do not tell.
 MOST_RUN = 12
 
@@ -75,20 +78,20 @@ def runs(model: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def runs_with(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
     """Tell whether the forward takes `kwargs`, by running it on shapes alone; None where that depends on values."""
-    return on_shapes(model, model, kwargs)[0]
+    return on_shapes(model, "__call__", kwargs)[0]
 
 
-def on_shapes(model: Any, run: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[bool | None, Any]:
-    """Return whether `run`, a call into `model`, takes `kwargs`, and what it returns, tensors without values.
+def on_shapes(model: Any, method: str, kwargs: Mapping[str, Any]) -> tuple[bool | None, Any]:
+    """Return whether the model's `method` takes `kwargs`, and what it returns, tensors without values.
 
     None instead of a bool where it asks for a value.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = {k: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-    with _kept(model):
+    with _kept(model), _forgotten():
         try:
             with fake, torch.no_grad():
-                return True, run(**inputs)
+                return True, getattr(model, method)(**inputs)
         except _DATA_DEPENDENT:
             return None, None
         except Exception:  # a forward refuses what it cannot take by whatever its code raises
@@ -107,3 +110,19 @@ def _kept(model: Any) -> Iterator[None]:
             buffers.update(old_buffers)
             live.clear()
             live.update(old)
+
+
+@contextmanager
+def _forgotten() -> Iterator[None]:
+    """Empty the caches of functions that were filled meanwhile: detectors keep anchors by size, here without values."""
+    before = {id(cache): cache.cache_info().misses for cache in _caches()}
+    yield
+    for cache in _caches():
+        if cache.cache_info().misses != before.get(id(cache), 0):
+            cache.cache_clear()
+
+
+def _caches() -> list[Any]:
+    """Return all functions with a cache, but torch's own, which know what they keep."""
+    found = [each for each in gc.get_objects() if type(each) is _CACHED]
+    return [each for each in found if str(each.__module__).partition(".")[0] not in ("torch", "sympy")]

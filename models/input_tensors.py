@@ -24,7 +24,7 @@ SAMPLES = 76_800  # 4.8 s at 16 kHz: codecs take whole hops, of a power of two o
 
 # What comes beside images that are given as rows of patches.
 ROWS_OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "pixel_position_ids")
-ROWS_A_SIDE = 16
+ROWS_A_SIDE = 12
 
 MEL_FIELDS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_feat_size")
 # Code points of a text in Latin letters, for models that read characters and count no vocabulary.

@@ -7,7 +7,7 @@ is known by name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,8 +103,8 @@ class _Maker:
         """Return the inputs the description asks for or, where the signature allows others, what the forward takes."""
         wanted = self.wanted()
         possible = [name for name in self.makers if name in self.signature.parameters]
-        if self.main != "input_values" and set(possible) == set(wanted) and len(wanted) == 1 and not self.beside():
-            return self.made(wanted)
+        if possible == list(wanted) == ["input_ids"]:
+            return self.made(wanted)  # what a text alone can be
         if {"input_ids", "pixel_values"} <= set(wanted):
             # Where the text has a place for each feature of an image, only its values tell, which shapes do not have.
             for made in self.variants(wanted):
@@ -143,11 +143,20 @@ class _Maker:
             yield {**made, "input_values": self.tensors.waveform()}  # its bins are those of what it makes
         if "input_features" in made and made["input_features"].ndim == 3:
             yield placed(self.model, {**made, "input_features": made["input_features"].unsqueeze(1)})  # of one channel
+            if "input_features_mask" in made:
+                yield self.bins_first(made)
         if "pixel_values" in made and "input_ids" not in made and made["pixel_values"].ndim == 4:
             pairs = torch.stack([made["pixel_values"], made["pixel_values"].flip(-1)], 1)
             yield {**made, "pixel_values": pairs}  # images to be matched with each other
         if {"input_ids", "pixel_values"} <= made.keys() and made["pixel_values"].ndim == 4:
             yield placed(self.model, {**made, "pixel_values": made["pixel_values"].unsqueeze(1)})  # images of each text
+
+    def bins_first(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the spectrogram's dims the other way round, and a mask as long as it."""
+        _, features = self.tensors.spectrograms()
+        features = made["input_features"].transpose(1, 2).contiguous() if features is None else features
+        mask = torch.ones(len(features), features.shape[-1], dtype=torch.long, device=features.device)
+        return {**made, "input_features": features, "input_features_mask": mask}
 
     def made(self, names: Sequence[str]) -> dict[str, Any]:
         made = {name: self.maker(name)() for name in names}

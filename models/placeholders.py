@@ -49,7 +49,8 @@ def _features(model: Any, kind: str, made: Mapping[str, Any]) -> int:
     if "image_grid_thw" in made:  # how many follow from the grid's values, by the patches that are merged into one
         side = int(field(model.config, ("spatial_merge_size",)) or 2)
         return int(made["image_grid_thw"].prod(1).sum()) // side**2
-    makes = getattr(model, f"get_{kind}_features", None)
+    method = f"get_{kind}_features"
+    makes = getattr(model, method, None)
     embed = model.get_input_embeddings()
     if makes is None or not hasattr(embed, "embedding_dim"):
         return 0

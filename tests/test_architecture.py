@@ -35,6 +35,7 @@ BROAD_HANDLERS: dict[str, tuple[str, ...]] = {
         "integrator/verify.py:_recorded",
         "integrator/verify.py:accepts",
         "models/input_choice.py:on_shapes",
+        "models/input_choice.py:runs",
         "models/spec.py:_call_factory",
         "models/spec.py:_call_inputs",
         "models/trial.py:run_call",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,6 +49,31 @@ def test_a_trial_on_shapes_leaves_nothing_in_the_model() -> None:
     model = Picky()
     assert runs_with(model, {"input_ids": torch.ones(2)})
     assert model.table is None
+
+
+def test_a_trial_on_shapes_leaves_nothing_in_a_function_that_remembers() -> None:
+    class Remembers(nn.Module):
+        @staticmethod
+        @lru_cache  # as detectors keep their anchors
+        def anchors(size: int) -> Tensor:
+            return torch.ones(size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.anchors(len(x))
+
+    model = Remembers()
+    assert runs_with(model, {"x": torch.ones(2)})
+    assert type(model(torch.ones(2))) is Tensor
+
+
+def test_where_shapes_do_not_tell_the_forward_is_run() -> None:
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum().item() != 2:
+                raise ValueError("two ones are wanted")
+            return x
+
+    assert len(accepted(Counts(), iter([{"x": torch.ones(3)}, {"x": torch.ones(2)}]))["x"]) == 2
 
 
 def test_a_branch_on_a_value_is_neither_yes_nor_no() -> None:
