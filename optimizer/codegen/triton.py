@@ -126,7 +126,8 @@ POINTWISE: tuple[dict[str, int | bool], ...] = (
     {}, {"each": 8}, {"each": 8, "early": True}, {"each": 8, "tile": 2048}, {"early": True}, {"each": 32, "tile": 8192},
 )  # fmt: skip
 PIECES: tuple[dict[str, int | bool], ...] = (
-    {"each": 8, "tile": 2048}, {"each": 8}, {"each": 4, "tile": 1024}, {"each": 8, "tile": 1024},
+    {"each": 8, "tile": 2048}, {"each": 8, "tile": 2048, "early": True}, {"each": 8, "early": True},
+    {"each": 4, "tile": 1024, "early": True}, {"each": 8, "tile": 1024, "early": True}, {"each": 8},
     {"each": 4, "tile": 2048}, {},
 )  # fmt: skip
 
