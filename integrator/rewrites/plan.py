@@ -19,8 +19,10 @@ from .pad_rows import PAD_ROWS
 from .plain_attention import PLAIN_ATTENTION
 from .rewrite import Notes, Rewrite, Setting
 from .window_attention import WINDOW_ATTENTION, Where
+from .written_attention import WRITTEN_ATTENTION
 
-# Masks first, as others ask whether there is one; the back end last, when the call is what it will be.
+# Masks first, as others ask whether there is one; the back end last, when the call is what it will be. Ahead of them
+# all, and of the choice by a passed mask, what is written out becomes a call.
 REWRITES: tuple[Rewrite, ...] = (
     PLAIN_ATTENTION,
     WINDOW_ATTENTION,
@@ -31,7 +33,7 @@ REWRITES: tuple[Rewrite, ...] = (
     PAD_ROWS,
     ATTENTION_BACKEND,
 )
-SWITCHES: dict[str, str] = {r.switch: r.title for r in REWRITES} | {
+SWITCHES: dict[str, str] = {r.switch: r.title for r in (WRITTEN_ATTENTION, *REWRITES)} | {
     MASK_CHOICE: "attention without a passed mask in calls where it hides nothing"
 }
 
@@ -49,6 +51,8 @@ def rewrite(gm: fx.GraphModule, setting: Setting, off: Collection[str] = ()) -> 
     """Return the forms of `gm`, which becomes the general one, with the rewrites whose switches are not in `off`."""
     notes = Notes()
     special: tuple[Condition, fx.GraphModule] | None = None
+    if WRITTEN_ATTENTION.switch not in off:
+        WRITTEN_ATTENTION.apply(gm, setting, notes)
     if MASK_CHOICE not in off:
         tried = copy_graph(gm)
         condition = specialise(tried, notes, None if WINDOW_ATTENTION.switch in off else Where())
