@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .reached import keep_in, last
 from .row import Row
 
 _LOOK_EVERY_S = 0.1
@@ -43,7 +44,7 @@ class _Child:
 def run_each(names: Iterable[str], work: Callable[[str], Row], bounds: Bounds) -> Iterator[Row]:
     """Yield a row for each of `names`, in order of completion; `work` runs in a child forked for it.
 
-    A child that ends without a row, in time or not, has failed, and its row says how.
+    A child that ends without a row, in time or not, has failed, and its row says how, and at which stage.
     """
     waiting, running = list(names), list[_Child]()
     with tempfile.TemporaryDirectory(prefix="hotswap-sweep-") as folder:
@@ -75,6 +76,7 @@ def _start(name: str, work: Callable[[str], Row], parent: Path) -> _Child:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        keep_in(folder / "stage")
         row = work(name)
         (folder / "row.json").write_text(json.dumps(row.to_dict(), default=str), encoding="utf-8")
         code = 0
@@ -116,7 +118,7 @@ def _row(child: _Child, status: int, spent: float) -> Row:
 
 def _failed(child: _Child, why: str, spent: float) -> Row:
     text = (child.folder / "output").read_text(encoding="utf-8", errors="replace")[-_OUTPUT_KEPT:]
-    return Row(child.name, "failed", "process", why, {"all": round(spent, 1)}, {"output": text})
+    return Row(child.name, "failed", last(child.folder / "stage"), why, {"all": round(spent, 1)}, {"output": text})
 
 
 def _end(child: _Child) -> None:

@@ -34,6 +34,7 @@ from hotswap.models.workload import Call, Workload
 from hotswap.profiler.record import record
 from hotswap.profiler.recording import Limits, Profile
 
+from .reached import reached
 from .row import Row
 from .stand_in import write_stand_ins
 
@@ -56,6 +57,7 @@ class _Trail:
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
         self.stage = stage
+        reached(stage)
         start = time.perf_counter()
         try:
             yield

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from hotswap.benchmarks.sweep_kit.reached import reached
 from hotswap.benchmarks.sweep_kit.row import Row
 from hotswap.benchmarks.sweep_kit.server import Bounds, run_each
 
@@ -19,6 +20,7 @@ def work(name: str) -> Row:
     if name == "hang":
         time.sleep(60)
     if name == "spin":
+        reached("capture")
         while True:
             pass
     if name == "eat":
@@ -51,6 +53,7 @@ def test_a_hang_ends_when_it_has_long_not_used_the_cpu_and_a_spin_at_its_cpu_tim
     assert {row.outcome for row in found.values()} == {"failed"}
     assert found["hang"].why.endswith("without using the CPU")
     assert found["spin"].why.endswith("of CPU time")
+    assert (found["hang"].stage, found["spin"].stage) == ("process", "capture")
     assert time.monotonic() - start < 30
 
 

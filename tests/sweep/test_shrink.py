@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from hotswap.benchmarks.sweep_kit.given import given_call
 from hotswap.benchmarks.sweep_kit.shrink import Reduction, changed, ladder, merged, reduced
 
 FULL = Reduction(layers=2)
@@ -72,3 +75,40 @@ def test_a_tower_is_made_as_wide_as_the_text_it_goes_into() -> None:
 
 def test_what_a_single_type_needs_is_put_into_the_configs_inside_too() -> None:
     assert merged({"text_config": {"a": 1, "b": 2}}, {"text_config": {"b": 3}}) == {"text_config": {"a": 1, "b": 3}}
+
+
+def test_special_tokens_in_a_list_get_ids_of_their_own() -> None:
+    fields = {"vocab_size": 50000, "marker_token_ids": [49998, 49999, 5], "eos_token_id": 49997}
+    assert reduced(fields, FULL)["marker_token_ids"] == [1023, 1022, 5]
+    assert reduced(fields, FULL)["eos_token_id"] == 1021
+
+
+def test_a_backbone_keeps_a_layer_for_each_of_the_stages_it_hands_out() -> None:
+    stages = ["stem", *(f"stage{i}" for i in range(1, 13))]
+    made = reduced(
+        {"num_hidden_layers": 12, "stage_names": stages, "out_features": ["stage3", "stage6", "stage12"]}, FULL
+    )
+    assert made == {
+        "num_hidden_layers": 3,
+        "out_features": ["stage1", "stage2", "stage3"],
+        "out_indices": [1, 2, 3],
+    }
+
+
+def test_heads_that_do_not_divide_a_width_are_made_to() -> None:
+    fields = {"hidden_size": 144, "num_attention_heads": 14}
+    assert reduced(fields, Reduction(width=1, fill=True))["num_attention_heads"] == 2
+
+
+def test_the_reach_of_an_index_is_no_count_of_experts() -> None:
+    assert reduced({"index_topk": 2048, "moe_topk": 12}, FULL) == {"index_topk": 2048, "moe_topk": 2}
+
+
+def test_described_inputs_are_equal_each_time() -> None:
+    described = {"a": {"shape": [2, 3]}, "b": {"shape": [4], "below": 7}, "c": {"shape": [2], "fill": True}, "d": True}
+    one, other = given_call(described).kwargs, given_call(described).kwargs
+    assert torch.equal(one["a"], other["a"])
+    assert torch.equal(one["b"], other["b"])
+    assert int(one["b"].max()) < 7
+    assert one["c"].tolist() == [True, True]
+    assert one["d"] is True
