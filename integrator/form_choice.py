@@ -42,7 +42,7 @@ class CudaFlags:
         return torch.cuda.is_current_stream_capturing()
 
     def send(self, flag: torch.Tensor) -> Answer:
-        arrived = torch.empty((), dtype=torch.bool, pin_memory=True)
+        arrived = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
         arrived.copy_(flag, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(flag.device))

@@ -57,9 +57,7 @@ def test_a01_time_inside_ranges_and_parents_is_counted_once() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings(
-    "ignore:The CUDA Graph is empty"
-)  # torch's, of the empty graph its CUDA graph trees begin with
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's, of a graph that its own trees begin with
 @pytest.mark.parametrize("how", ["reduce-overhead", "make_graphed_callables"])
 def test_a02_device_time_of_cuda_graphs_adds_up_and_has_a_name(how: str) -> None:
     # Served, not trained, and in 16 bits: torch warns of graphs between forward and backward, and of fp32 without TF32.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotswap.integrator.form_choice import Answer, FormChoice
+from hotswap.integrator.form_choice import Answer, CudaFlags, FormChoice
 from hotswap.integrator.rewrites.mask_choice import Condition
 
 ONES, LEFT, RIGHT = torch.ones(2, 6).long(), torch.ones(2, 6).long().triu(), torch.ones(2, 6).long().tril(4)
@@ -147,3 +147,11 @@ def test_whatever_masks_come_and_however_they_are_changed_the_answer_is_the_gene
         elif change == "another":
             mask = value.clone()
         choice.steps(mask)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_flags_come_back_whatever_device_is_the_default() -> None:
+    with torch.device("cuda"):
+        answers = [CudaFlags().send(torch.tensor(value)) for value in (True, False, True)]
+        assert [answer() for answer in answers] == [True, False, True]
+        assert not CudaFlags().busy()
