@@ -20,8 +20,8 @@ _WIDE = 8192
 _KNOBS = ("WARPS", "HELD", "UNROLL", "REGISTERS", "EARLY")
 _HELD = ((16, 8, 1, 64, True), (8, 16, 1, 128, True), (16, 8, 1, 64, False))
 _PARTLY = (
-    (16, 5, 2, 64, True), (16, 6, 1, 64, True), (32, 6, 1, 64, True), (16, 5, 2, 64, False), (8, 5, 2, 64, True),
-    (32, 0, 2, 0, True), (16, 12, 1, 128, True), (16, 2, 2, 40, True), (16, 0, 4, 0, True), (8, 6, 1, 64, True),
+    (16, 5, 2, 64, True), (16, 8, 1, 64, True), (16, 6, 1, 64, True), (8, 8, 1, 64, True), (32, 6, 1, 64, True),
+    (8, 5, 2, 64, True), (16, 5, 2, 64, False), (32, 0, 2, 0, True), (16, 2, 2, 40, True), (16, 12, 1, 128, True),
 )  # fmt: skip
 # As many half-precision values have room in the registers of two programs a multiprocessor.
 _HELD_WHOLE = 32768
