@@ -31,7 +31,7 @@ _NOT_WIDTH = re.compile(
 )
 _VOCAB = re.compile(r"vocab")
 _POSITIONS = re.compile(r"max_position|^n_positions$|^n_ctx$|max_seq|max_sequence")
-_EXPERTS = re.compile(r"experts?$|^moe_num_experts|n_routed|num_local")
+_EXPERTS = re.compile(r"experts?$|expert_num$|^moe_num_experts|n_routed|num_local")
 _EXPERTS_USED = re.compile(r"per_tok|(?<!index_)top_?k|moe_k$|per_token|n_group|topk_group|experts_k")
 _IMAGE = re.compile(r"(image|img|input|sample)_(size|resolution)$")
 _OF_MODEL, _OF_HEADS = ("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "n_head")

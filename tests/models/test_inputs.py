@@ -101,6 +101,45 @@ MODELS: dict[str, dict[str, Any]] = {
         "depths": [1, 1, 1, 1],
         "architectures": ["ResNetForImageClassification"],
     },
+    "image as rows of patches": {"model_type": "siglip2_vision_model", **SMALL, "patch_size": 4, "num_patches": 144},
+    "image as rows of patches behind their places": {
+        "model_type": "pix2struct",
+        "text_config": {
+            "hidden_size": 32,
+            "d_kv": 16,
+            "d_ff": 64,
+            "num_layers": 1,
+            "num_heads": 2,
+            "vocab_size": 100,
+        },
+        "vision_config": {
+            "hidden_size": 32,
+            "patch_embed_hidden_size": 768,
+            "d_kv": 16,
+            "d_ff": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "seq_len": 144,
+        },
+    },
+    "images whose patches are merged by a number each": {
+        "model_type": "video_llama_3_vision",
+        **SMALL,
+        "patch_size": 4,
+    },
+    "queries of another's states": {
+        "model_type": "blip_2_qformer",
+        **SMALL,
+        "encoder_hidden_size": 48,
+        "vocab_size": 100,
+    },
+    "characters": {"model_type": "canine", **SMALL, "num_hash_buckets": 64},
+    "spectrogram, bins first, with a mask": {
+        "model_type": "audioflamingo3_encoder",
+        **SMALL,
+        "num_mel_bins": 8,
+        "max_source_positions": 50,
+    },
     "video": {"model_type": "videomae", **SMALL, **VISION, "num_frames": 4},
     "image and text": {
         "model_type": "clip",
@@ -149,8 +188,8 @@ def test_the_model_runs_on_its_example(kind: str) -> None:
     check_fit(model, (call,), kind)
     with torch.no_grad():
         output = run_call(model, call)
-    main = call.kwargs[model.main_input_name]
-    assert main.shape[0] == 2
+    main = call.kwargs.get(model.main_input_name, next(iter(call.kwargs.values())))
+    assert main.shape[0] == 2 or "grid_thw" in call.kwargs  # patches of all images in a row
     tensors = [value for value in output.values() if isinstance(value, torch.Tensor)]
     assert tensors
     # A call is one forward over whole sequences: no cache comes back.
@@ -218,6 +257,44 @@ def test_a_required_input_nobody_knows_is_named() -> None:
         InputError, match=r"Peculiar.forward\(input_ids, graph, scale=\): no example can be made for 'graph'"
     ):
         example_calls(model, batch=1, seq_lens=(), seed=0)
+
+
+def _odd(forward: Any, **attributes: Any) -> Any:
+    """Return a model that describes itself, with the config of a small ViT and the given forward."""
+    members = {"main_input_name": "pixel_values", "can_generate": lambda self: False, **attributes, "forward": forward}
+    model = type("Odd", (torch.nn.Module,), members)()
+    model.config = _build(MODELS["image"]).config
+    return model
+
+
+def test_images_to_be_matched_come_in_pairs() -> None:
+    def forward(self: Any, pixel_values: Any) -> Any:
+        if pixel_values.ndim != 5 or pixel_values.shape[1] != 2:
+            raise ValueError("pairs")
+        return pixel_values
+
+    (call,) = example_calls(_odd(forward), batch=3, seq_lens=(), seed=0)
+    assert call.kwargs["pixel_values"].shape == (3, 2, 3, 32, 32)
+
+
+def test_a_model_may_name_several_main_inputs() -> None:
+    def forward(self: Any, pixel_values: Any, task_input_ids: Any) -> Any:
+        return pixel_values
+
+    model = _odd(forward, main_input_name=["pixel_values", "task_input_ids"])
+    assert hub.is_transformers_model(model)
+    (call,) = example_calls(model, batch=2, seq_lens=(), seed=0)
+    assert set(call.kwargs) == {"pixel_values", "task_input_ids"}
+    assert call.kwargs["task_input_ids"].dtype is torch.int64
+
+
+def test_parts_are_made_by_the_ends_of_their_names() -> None:
+    def forward(self: Any, query_input_ids: Any, query_attention_mask: Any, noise_embeds: Any) -> Any:
+        return noise_embeds
+
+    (call,) = example_calls(_odd(forward, main_input_name="query_input_ids"), batch=2, seq_lens=(), seed=0)
+    assert call.kwargs["query_attention_mask"].tolist() == torch.ones_like(call.kwargs["query_input_ids"]).tolist()
+    assert call.kwargs["noise_embeds"].shape == (2, 128, 32)
 
 
 def test_a_call_that_does_not_fit_is_told_the_parameters() -> None:
