@@ -21,6 +21,7 @@ from ...extractor.node_ops import example, node_kinds
 from ..writes import find_writes
 from .attention_backend import MARGIN, Clock, agree, graph_us, like, timed_back_ends
 from .attention_call import AttentionCall, attention_calls, sdpa
+from .band_attention import attention_by_band
 from .graph_edit import drop_unused, insert_call
 from .grouped_heads import few_heads
 from .known_values import known_values
@@ -31,7 +32,10 @@ from .rewrite import Applied, NotApplied, Notes, Rewrite, Setting
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
-_decided: dict[tuple[Any, ...], tuple[bool, str]] = {}
+# Called with query, key, value, left, right and scale.
+Way = Callable[..., torch.Tensor]
+
+_decided: dict[tuple[Any, ...], tuple[Way | None, str]] = {}
 
 
 def attention_by_window(
@@ -53,11 +57,11 @@ def attention_by_window(
 
 @dataclass(frozen=True)
 class Where:
-    """Where windows are used: devices and dtypes, the function that calls one, and a clock (us a call)."""
+    """Where windows are used: devices and dtypes, the functions that call one, and a clock (us a call)."""
 
     devices: tuple[str, ...] = ("cuda",)
     dtypes: frozenset[torch.dtype] = HALVES
-    attend: Callable[..., torch.Tensor] = attention_by_window
+    ways: tuple[Way, ...] = (attention_by_window, attention_by_band)
     clock: Clock = graph_us
 
 
@@ -83,8 +87,8 @@ def with_windows(
         if form is None or form.kind != "window":
             continue
         key, value = few_heads(call, kinds, writes, proofs) or (call.key, call.value)
-        is_faster, said = _decide(call, form, (key, value), values[call.mask], where)
-        if not is_faster or not _write(gm, call, form, (key, value), where):
+        way, said = _decide(call, form, (key, value), values[call.mask], where)
+        if way is None or not _write(gm, call, form, (key, value), way):
             notes.left.append(NotApplied(name, call.node.name, said))
             continue
         notes.applied.append(Applied(name, call.node.name, f"a window of {form.left + 1 + form.right} keys: {said}"))
@@ -102,8 +106,11 @@ def _may_have_one(call: AttentionCall, where: Where) -> bool:
 
 def _decide(
     call: AttentionCall, form: MaskForm, few: tuple[fx.Node, fx.Node], mask: torch.Tensor, where: Where
-) -> tuple[bool, str]:
-    """Return whether the window is right and faster here, and the figures; asked once for calls that are alike."""
+) -> tuple[Way | None, str]:
+    """Return the way that is right and fastest here, None where the mask is, and the figures.
+
+    Asked once for calls that are alike.
+    """
     tensors = [example(n) for n in (call.query, call.key, call.value, *few)]
     layout = tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors)
     asked = (layout, form, call.scale, call.grouped, where)
@@ -115,29 +122,38 @@ def _decide(
 
 def _race(
     call: AttentionCall, form: MaskForm, few: tuple[fx.Node, fx.Node], mask: torch.Tensor, where: Where
-) -> tuple[bool, str]:
+) -> tuple[Way | None, str]:
     query, key, value = like(call.query), *(like(n) for n in few)
     heads = query.shape[1]
     whole = [query, *(t.repeat_interleave(heads // t.shape[1], dim=1) for t in (key, value))]
     kwargs: dict[str, Any] = {"attn_mask": mask, "is_causal": False, "scale": call.scale, "enable_gqa": False}
     expected = sdpa(*whole, **kwargs)
-    run = functools.partial(where.attend, query, key, value, form.left, form.right, call.scale)
-    try:
-        made = run()
-    except RuntimeError as error:  # torch's way to say that the kernel does not take such a call
-        return False, f"a sliding window, whose kernel does not take this call: {str(error).splitlines()[0][:80]}"
-    if not agree(made, expected):
-        return False, "a sliding window, for which the kernel's result differs"
+    times: dict[Way, float] = {}
+    figures = []
+    for way in where.ways:
+        run = functools.partial(way, query, key, value, form.left, form.right, call.scale)
+        name = way.__name__.rpartition("_")[2]
+        try:
+            made = run()
+        except RuntimeError as error:  # torch's way to say that a kernel does not take such a call
+            figures.append(f"{name} does not take it ({str(error).splitlines()[0][:60]})")
+            continue
+        if not agree(made, expected):
+            figures.append(f"{name} differs")
+            continue
+        times[way] = where.clock(run)
+        figures.append(f"{name} {times[way]:.1f} us")
     usual_us = where.clock(functools.partial(sdpa, *whole, **kwargs))
-    times, figures = timed_back_ends(whole, kwargs, expected, where.clock)
-    window_us = where.clock(run)
-    said = ", ".join([f"window {window_us:.1f} us", f"with the mask: torch's choice {usual_us:.1f} us", *figures])
-    return window_us <= MARGIN * min([usual_us, *times.values()]), said
+    masked, said = timed_back_ends(whole, kwargs, expected, where.clock)
+    figures += [f"with the mask: torch's choice {usual_us:.1f} us", *said]
+    best = min(times, key=lambda way: times[way], default=None)
+    is_faster = best is not None and times[best] <= MARGIN * min([usual_us, *masked.values()])
+    return best if is_faster else None, ", ".join(figures)
 
 
-def _write(gm: fx.GraphModule, call: AttentionCall, form: MaskForm, few: tuple[fx.Node, fx.Node], where: Where) -> bool:
+def _write(gm: fx.GraphModule, call: AttentionCall, form: MaskForm, few: tuple[fx.Node, fx.Node], way: Way) -> bool:
     """Put the call with a window in place of `call`; whether what reads the result stood its strides."""
-    made = insert_call(call.node, where.attend, (call.query, *few, form.left, form.right, call.scale))
+    made = insert_call(call.node, way, (call.query, *few, form.left, form.right, call.scale))
     fit = all(fits(user, call.node, example(made)) for user in call.node.users)
     if fit:
         call.node.replace_all_uses_with(made)

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...extractor.node_ops import NodeKind, example, node_kinds
 from ..writes import Writes, find_writes
-from .attention_backend import agree, like
+from .attention_backend import Clock, agree, graph_us, like
 from .attention_call import AttentionCall, sdpa
+from .band_attention import band_attention, takes
 from .graph_edit import drop_unused, insert_call
 from .grouped_heads import few_heads
 from .known_values import known_values
@@ -33,6 +34,7 @@ from .written_form import Written, read_written
 _ROUNDINGS = {torch.float32: 64, torch.float64: 64}
 
 _proven: dict[tuple[Any, ...], str | None] = {}
+_times: dict[tuple[Any, ...], float] = {}
 
 
 def attention_with_sinks(
@@ -60,13 +62,32 @@ def attention_with_sinks(
     return (made[0].transpose(1, 2) * share).to(query.dtype)
 
 
+def band_with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor,
+    left: int,
+    right: int,
+    scale: float,
+) -> torch.Tensor:
+    """The same through our kernel; raises RuntimeError where it does not take the call."""
+    if not takes(query, key, value):
+        raise RuntimeError("band_with_sinks takes equally many queries and keys of 16 bits on a GPU")
+    length = query.shape[2]
+    reach = [length if side < 0 else side for side in (left, right)]
+    made: torch.Tensor = band_attention(query, key, value, sinks, *reach, scale)
+    return made
+
+
 @dataclass(frozen=True)
 class Where:
-    """Where sinks are called: devices and dtypes, and the function that does."""
+    """Where sinks are called: devices and dtypes, the functions that do, and a clock (us a call)."""
 
     devices: tuple[str, ...] = ("cuda",)
     dtypes: frozenset[torch.dtype] = HALVES
-    attend: Callable[..., torch.Tensor] = attention_with_sinks
+    ways: tuple[Callable[..., torch.Tensor], ...] = (attention_with_sinks, band_with_sinks)
+    clock: Clock = graph_us
 
 
 def _apply(gm: fx.GraphModule, setting: Setting, notes: Notes) -> None:
@@ -126,19 +147,16 @@ def _why_not(written: Written, call: AttentionCall, setting: Setting) -> str | N
 
 def _write(gm: fx.GraphModule, written: Written, call: AttentionCall, graph: _Graph, where: Where) -> str | None:
     """Put a call in place of what is written, or return why not."""
-    if written.sinks is None:
-        new = _New(sdpa, (call.query, call.key, call.value), {"attn_mask": call.mask, "scale": call.scale})
-    else:
-        reach = _reach(call, graph, where)
-        if isinstance(reach, str):
-            return reach
-        new = _New(where.attend, (call.query, call.key, call.value, written.sinks, *reach, call.scale), {})
     read = (call.query, call.key, call.mask, written.sinks)
     first = next(n for n in written.node.graph.nodes if n in written.inner)
     if any(graph.writes.between(first, written.node, n) for n in read if n is not None):
         return "what it reads is written into meanwhile"
-    said = _differs(written, call, new, graph)
-    if said is not None:
+    if written.sinks is None:
+        new = _New(sdpa, (call.query, call.key, call.value), {"attn_mask": call.mask, "scale": call.scale})
+        said = _differs(written, call, new, graph)
+    else:
+        new, said = _with_sinks(written, call, graph, where)
+    if new is None or said is not None:
         return said
     args = new.args
     if written.sinks is not None:
@@ -152,7 +170,33 @@ def _write(gm: fx.GraphModule, written: Written, call: AttentionCall, graph: _Gr
     return None
 
 
-@dataclass(frozen=True)
+def _with_sinks(written: Written, call: AttentionCall, graph: _Graph, where: Where) -> tuple[_New | None, str | None]:
+    """Return the fastest call with sinks that is right, or why there is none."""
+    reach = _reach(call, graph, where)
+    if isinstance(reach, str):
+        return None, reach
+    times: dict[_New, float] = {}
+    said = None
+    for way in where.ways:
+        new = _New(way, (call.query, call.key, call.value, written.sinks, *reach, call.scale), {})
+        said = _differs(written, call, new, graph)
+        if said is None:
+            times[new] = _timed(new, where.clock)
+    best = min(times, key=lambda new: times[new], default=None)
+    return best, None if best is not None else said
+
+
+def _timed(new: _New, clock: Clock) -> float:
+    layouts = tuple((tuple(t.shape), tuple(t.stride()), t.dtype) for t in (example(n) for n in new.args[:4]))
+    asked = (new.target, layouts, new.args[4:], clock)
+    if asked not in _times:
+        with unset_fake_temporarily(), torch.no_grad():
+            values = [like(n) for n in new.args[:4]]
+            _times[asked] = clock(lambda: new.target(*values, *new.args[4:]))
+    return _times[asked]
+
+
+@dataclass(frozen=True, eq=False)
 class _New:
     """The call that is to stand for what is written."""
 

@@ -78,12 +78,28 @@ def without_sinks(*args: Any) -> torch.Tensor:
 
 
 def where(attend: Callable[..., torch.Tensor] = sinks_by_definition) -> Where:
-    return Where(("cpu",), frozenset({torch.float32}), attend)
+    return Where(("cpu",), frozenset({torch.float32}), (refuses, slow, attend), clock)
+
+
+def clock(run: Callable[[], torch.Tensor]) -> float:
+    """Return the time that is in the result of `slow`, and a shorter one for others."""
+    return 2.0 if getattr(run(), "is_slow", False) else 1.0
+
+
+def refuses(*args: Any) -> torch.Tensor:
+    raise RuntimeError("takes no such call")
+
+
+def slow(*args: Any) -> torch.Tensor:
+    made = sinks_by_definition(*args)
+    made.is_slow = True  # type: ignore[attr-defined]
+    return made
 
 
 @pytest.fixture(autouse=True)
 def nothing_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written_attention, "_proven", {})
+    monkeypatch.setattr(written_attention, "_times", {})
 
 
 def inputs(few: int = 4, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -128,7 +144,8 @@ def test_a_sink_beside_the_scores_is_called_with_the_few_key_heads(left: int) ->
 
 def test_a_kernel_that_gives_something_else_is_not_called() -> None:
     given = inputs(few=2)
-    found, made, notes = rewritten(with_sinks, given, where(without_sinks))
+    here = Where(("cpu",), frozenset({torch.float32}), (without_sinks,), clock)
+    found, made, notes = rewritten(with_sinks, given, here)
     assert "softmax" in found
     assert [one.reason for one in notes.left] == ["its call gives something else"]
     torch.testing.assert_close(made[0], with_sinks(*given))
