@@ -104,15 +104,17 @@ struct Row {
 
 constexpr float kLog2e = 1.44269504f;
 
-// Scores of one row as they will be looked at. They are in units of log 2, with numbers added in natural ones: a mask may
-// hold the least fp32, which no factor above one may meet.
+// Scores of one row as they will be looked at: score * to() less its maximum, times by(), is a power of 2. The maximum is
+// taken away before any factor that rounds, so that it weighs exactly one: weights are rounded to bf16, and their sum is
+// not. Nor may a factor above one meet a mask that holds the least fp32.
 template <Look how>
 struct Scores {
     float* const line;
     const Row& row;
     const float scale;
 
-    Floats unit() const { return splat(how == kNumbers ? scale : scale * kLog2e); }
+    float to() const { return how == kNumbers ? scale : std::copysign(1.0f, scale); }
+    float by() const { return how == kNumbers ? kLog2e : std::fabs(scale) * kLog2e; }
     Lanes visible(int64_t c, Lanes inside) const {
         if constexpr (how == kBytes) return nonzero(static_cast<const int8_t*>(row.mask) + c, inside);
         else return inside;
@@ -129,28 +131,28 @@ struct Scores {
 // Find the greatest score of a row; numbers of a mask are added on the way.
 template <Look how>
 inline void raise_top(const Scores<how> scores, Row& row) {
-    const Floats unit = scores.unit(), least = splat(-INFINITY);
+    const Floats to = splat(scores.to()), least = splat(-INFINITY);
     Floats most = least;
     scores.over([&](int64_t c, Lanes inside) {
-        Floats x = load<Floats>(scores.line + c) * unit;
+        Floats x = load<Floats>(scores.line + c) * to;
         if constexpr (how == kNumbers) store(scores.line + c, x += load<Floats>(static_cast<const float*>(row.mask) + c));
         most = larger(most, pick(scores.visible(c, inside), x, least));
     });
     const float top = std::max(row.top, across(most, larger));
     // A row with nothing to see yet is less zero: none of its exponentials counts.
     row.less = top == -INFINITY ? 0.0f : top;
-    row.kept = row.top == -INFINITY ? 0.0f : exp2_below(splat((row.top - row.less) * (how == kNumbers ? kLog2e : 1.0f)))[0];
+    row.kept = row.top == -INFINITY ? 0.0f : exp2_below(splat((row.top - row.less) * scores.by()))[0];
     row.top = top;
 }
 
 // Scores of one row -> unnormalised weights, zero from the last key seen up to `padded`.
 template <Look how>
 inline void weigh(const Scores<how> scores, Held* weights, int64_t padded, Row& row) {
-    const Floats unit = scores.unit(), less = splat(row.less);
+    const Floats to = splat(scores.to()), by = splat(scores.by()), less = splat(row.less);
     Floats total = Floats{};
     scores.over([&](int64_t c, Lanes inside) {
         const Floats x = load<Floats>(scores.line + c);
-        const Floats t = how == kNumbers ? (x - less) * kLog2e : x * unit - less;
+        const Floats t = (how == kNumbers ? x - less : x * to - less) * by;
         const Floats e = pick(scores.visible(c, inside), exp2_below(t), Floats{});
         total += e;
         store_weights(weights + c, e);

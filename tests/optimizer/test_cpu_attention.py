@@ -188,6 +188,14 @@ def test_nothing_to_ask_or_to_look_at_is_an_answer_too(queries: int, keys: int) 
     assert not ours.any()
 
 
+def test_a_key_that_outweighs_all_others_is_given_back_as_it_is() -> None:
+    given = {n: t.contiguous() for n, t in heads(20, 37, 32, torch.bfloat16).items()}
+    given["k"][:, :, 1:] = 0
+    given["q"], given["k"][:, :, 0] = given["q"].abs() * 1e4 + 1, 9.7
+    ours = kernel_of(written(attention(), given))(*given.values())
+    assert torch.equal(ours, given["v"][:, :, :1].expand_as(ours))
+
+
 def test_nan_stays_in_its_own_row() -> None:
     given = heads(20, 37, 32, torch.float32)
     given["q"][0, 0, 3, 5] = torch.nan
