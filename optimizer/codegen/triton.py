@@ -106,11 +106,11 @@ CHOICES: dict[str, tuple[int | bool, ...]] = {
 # Where to start from, several knobs apart, so that a short search sees settings that differ in kind: occupancy against
 # registers, many programs against few that fetch the next rows meanwhile, loads through shared memory against none.
 ROWS: tuple[dict[str, int | bool], ...] = (
-    {}, {"packed": True, "ahead": False, "early": True},
+    {}, {"packed": True, "ahead": False, "early": True, "registers": 32},
     {"each": 32, "packed": True, "ahead": False, "early": True, "registers": 64}, {"early": True},
     {"each": 32, "evict": True, "early": True}, {"each": 8, "packed": True, "ahead": False, "early": True},
-    {"each": 32, "fit": False, "early": True}, {"tile": 8192, "packed": True, "ahead": False, "early": True},
-    {"packed": True, "early": True, "registers": 32}, {"each": 32, "ahead": False, "early": True},
+    {"each": 32, "fit": False, "early": True}, {"packed": True, "ahead": False, "early": True},
+    {"tile": 8192, "packed": True, "ahead": False, "early": True}, {"each": 32, "ahead": False, "early": True},
     {"whole": 4096, "stages": 1, "evict": True, "early": True}, {"each": 32, "persistent": 4, "early": True},
 )  # fmt: skip
 TALL: tuple[dict[str, int | bool], ...] = (
@@ -197,7 +197,7 @@ def _body(program: LoopProgram, knobs: TritonKnobs) -> str:
         fit, peel = knobs.fit and tile.divides, knobs.peel and not tiles.wider()
         if fit:
             both = [*tile.common(fitted=True), *_tasks(tiles, tile.block(fitted=True), knobs)]
-            kernels.append(_kernel(tiles, "_fit", both, ("REST",)))
+            kernels.append(_kernel(tiles, "_fit", both, ("REST", "LAST")))
         if peel:
             flags = ("PEEL", *(f"L{n}" for n in varying))
             kernels.append(_kernel(tiles, "_peel", _tasks(tiles, passes.peeled(), knobs), (*_LOOP, *flags)))
@@ -266,7 +266,7 @@ def _split(tiles: Tiles, number: int, body: list[str], partials: list[tuple[str,
 def _kernel(
     tiles: Tiles, name: str, body: list[str], constants: tuple[str, ...] = (), partials: list[str] | None = None
 ) -> str:
-    constants = ("AXES", "WIDE", "EIGHT", "EVEN", "SOON", "HIDE", "ROWS", "BLOCK", *constants)
+    constants = ("AXES", "WIDE", "EIGHT", "EVEN", "SOON", "HIDE", "LIVE", "FULL", "ROWS", "BLOCK", *constants)
     arguments = [*tiles.pointers(), *(partials or []), "tasks", *tiles.numbers()]
     arguments += ["shares", "chunk"] if partials else []
     arguments += [f"{c}: tl.constexpr" for c in constants]

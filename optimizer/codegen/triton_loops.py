@@ -236,6 +236,8 @@ class Tiles:
         lines += ["row = group * ROWS + tl.arange(0, ROWS)[:, None]", "live = row < rows"]
         # A count known to be even keeps masks whole, and accesses wide, where memory runs down the rows.
         lines += ["if EVEN:", "    live = row < rows // 16 * 16"]
+        # Where no tile reaches beyond the rows or the columns there are no masks, and loads go out all at once.
+        lines += ["if LIVE:", "    live = tl.full((ROWS, 1), 1, tl.int1)"]
         if self.outer == 0:
             return lines
         last = self.outer - 1
@@ -284,7 +286,9 @@ class Tiles:
 
     def columns(self, end: str) -> list[str]:
         inside = [f"inside{n} = lane{n} < ({end} - start) * {n}" for n in self.wider()]
-        return [f"inside = lane < {end} - start", *inside, "at = tl.cast(start, tl.int64)"]
+        whole = [f"    inside{n} = tl.full((1, {n} * BLOCK), 1, tl.int1)" for n in self.wider()]
+        whole = ["if FULL:", "    inside = tl.full((1, BLOCK), 1, tl.int1)", *whole]
+        return [f"inside = lane < {end} - start", *inside, *whole, "at = tl.cast(start, tl.int64)"]
 
     def masked(self, value: int, arg: int, segment: Segment) -> str:
         """Return what a reduction takes of a tile: its argument, and nothing from lanes beyond the row."""

@@ -78,6 +78,7 @@ REDUCTION = """
         group = _together(rows, TILE // block, processors)
         if FIT and columns >= 256 and rest <= block // 4:  # two tiles leave fewer lanes idle than one
             functions, block, group, meta["REST"] = (_fit,), block // 2, 1, max(rest, 16)
+            meta["LAST"] = columns == block + meta["REST"]
     else:
         block, group = max(min(_power(columns), STEP), 16), 1
     tasks = groups = -(-rows // group)
@@ -122,6 +123,8 @@ def plan_text(tiles: Tiles) -> str:
         '    meta |= {"maxnreg": REGISTERS} if REGISTERS else {}',
         (REDUCTION if program.reduces else POINTWISE).strip("\n"),
         "    warps = _warps(group * block)",
+        '    whole = columns > 0 and (columns % block == 0 or "REST" in meta) and "PEEL" not in meta',
+        '    meta |= {"LIVE": rows % group == 0, "FULL": whole}',
         '    if "REST" in meta:  # so few that each has 16 bytes of the rest',
         '        warps = max(warps // 2, min(warps, meta["REST"] // 256), 1)',
         '    if "FOLD" in meta:',

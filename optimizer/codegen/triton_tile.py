@@ -66,7 +66,7 @@ class Tile:
         lines = [f"start = {start}", *self._tiles.columns("columns")]
         if fitted:
             lines += ["next = BLOCK + tl.arange(0, REST)[None, :]", "if WIDE:", "    next = next.to(tl.int64)"]
-            lines.append("beyond = next < columns")
+            lines += ["beyond = next < columns", "if LAST:", "    beyond = tl.full((1, REST), 1, tl.int1)"]
         return lines
 
     def _statements(self, values: list[int], segments: list[Segment]) -> list[str]:
