@@ -47,7 +47,7 @@ class AnchorTemplate(ABC, Generic[Found]):
             history,
             lambda knobs: self.source(found, task, knobs),
             self.first(found, task),
-            self.choices,
+            self.around(found, task),
             rejections=self.rejections,
         )
 
@@ -58,6 +58,10 @@ class AnchorTemplate(ABC, Generic[Found]):
     @abstractmethod
     def first(self, found: Found, task: Task) -> Iterable[dict[str, Knob]]:
         """Return the settings to begin with, the most promising first."""
+
+    def around(self, found: Found, task: Task) -> Mapping[str, Sequence[Knob]]:
+        """Return what each knob may be turned to around the best: `choices`, less what is not worth trying here."""
+        return self.choices
 
     @abstractmethod
     def source(self, found: Found, task: Task, knobs: dict[str, Knob]) -> str:

@@ -7,7 +7,7 @@ two products: tile registers where the CPU has them, and vectors, which take bf1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, ClassVar
@@ -27,6 +27,9 @@ _CAUSAL = 5
 # lost to it on a Zen 4 (0.4x at one row, 0.9x at eight), and so did heads beyond these (0.94x to 1.00x at 512).
 _FEWEST_ROWS = 16
 _WIDEST_HEAD = 256
+
+# Keys of one block of the first setting.
+_MANY_KEYS = 512
 
 _PRODUCTS = {"tiles": ("attention_tiles.h", "Tiles"), "vectors": (None, "Vectors")}
 
@@ -123,8 +126,13 @@ class CpuAttention(AnchorTemplate[_Attention]):
     def first(self, found: _Attention, task: Task) -> Iterable[dict[str, Knob]]:
         """Return one setting a product this CPU has."""
         tiles = found.element == _ELEMENTS["bfloat16"] and "amx_bf16" in cpu_flags()
-        rows: list[tuple[Knob, ...]] = [("tiles", 16, 512)] if tiles else []
-        return settings(("product", "rows", "block"), [*rows, ("vectors", 32, 512)])
+        rows: list[tuple[Knob, ...]] = [("tiles", 16, _MANY_KEYS)] if tiles else []
+        return settings(("product", "rows", "block"), [*rows, ("vectors", 32, _MANY_KEYS)])
+
+    def around(self, found: _Attention, task: Task) -> Mapping[str, Sequence[Knob]]:
+        """Return the knobs where keys are many: at 128, twelve settings were within 3% of each other on a Zen 4."""
+        keys = (spec.shape[2] for case in task.cases for spec in case.inputs if spec.name == found.k)
+        return self.choices if max(keys) > _MANY_KEYS else {}
 
     def source(self, found: _Attention, task: Task, knobs: dict[str, Knob]) -> str:
         """Return the candidate file of one setting."""

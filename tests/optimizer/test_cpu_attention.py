@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hotswap.optimizer.attempt import Attempt
 from hotswap.optimizer.candidate import Candidate
 from hotswap.optimizer.proposers import cpu_attention
 from hotswap.optimizer.proposers.cpu_attention import CpuAttention
+from hotswap.optimizer.verdict import Verdict
 
 Reference = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -291,3 +293,14 @@ def test_fp32_is_offered_only_where_rows_pay_for_packing_a_head() -> None:
     assert candidate(attention(), heads(1, 128, 64, torch.float32)) is None
     assert candidate(attention(), heads(16, 128, 64, torch.float32)) is not None
     assert candidate(attention(), heads(16, 128, 512, torch.float32)) is None
+
+
+@pytest.mark.parametrize(("keys", "settings"), [(512, 1), (513, 4)])
+def test_knobs_are_turned_only_where_keys_are_many(keys: int, settings: int) -> None:
+    task = task_of(heads(32, keys, 64, torch.float32))
+    proposer = CpuAttention(LoadedTask(Path("nowhere"), task, attention(), "", {}))
+    history: list[Attempt] = []
+    while made := proposer.propose(task, history):
+        verdict = Verdict(True, None, None, (), (), None, made.hash, "none", {})
+        history.append(replace(rejected(made), verdict=verdict, median_us=100.0 + len(history)))
+    assert len(history) == settings
