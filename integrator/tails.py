@@ -62,10 +62,14 @@ def run_through(
 
 
 def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-    """Return `gm` through Inductor."""
+    """Return `gm` through Inductor, which computes equal masks once unless the user has a pass of their own there."""
+    import torch._inductor.config as inductor
     from torch._inductor.compile_fx import compile_fx
 
-    made: Compiled = compile_fx(gm, list(inputs))  # type: ignore[assignment]
+    from .shared_masks import SharedMasks
+
+    own = {} if inductor.post_grad_custom_pre_pass is not None else {"post_grad_custom_pre_pass": SharedMasks()}
+    made: Compiled = compile_fx(gm, list(inputs), config_patches=own)  # type: ignore[assignment]
     return made
 
 
