@@ -25,6 +25,7 @@ class CrossEntropy(AnchorTemplate[Loss]):
 
     name: ClassVar[str] = "cross-entropy"
     choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "LINE": (128, 16),
         "WARPS": (4, 8, 16, 2),
         "UNROLL": (2, 4, 1, 8),
         "PARTS": (1, 2, 4, 8),
@@ -37,7 +38,7 @@ class CrossEntropy(AnchorTemplate[Loss]):
 
     def first(self, found: Loss, task: Task) -> list[dict[str, Knob]]:
         parts = 1 if found.rows >= _FEW_ROWS else 4
-        return [row | {"PARTS": parts} for row in settings(_KNOBS, _FIRST)]
+        return [row | {"PARTS": parts, "LINE": 128} for row in settings(_KNOBS, _FIRST)]
 
     def source(self, found: Loss, task: Task, knobs: dict[str, Knob]) -> str:
         constants = {k: str(v) for k, v in knobs.items()} | loss_constants(found)

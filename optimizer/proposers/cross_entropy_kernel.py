@@ -1,6 +1,7 @@
 """Cross entropy of wide rows in one reading of the logits, and a second stage that adds the rows up in a fixed order.
 
-Every lane keeps a running maximum and sum of 16-byte loads; a row that starts off a 16-byte border is peeled to it.
+Every lane keeps a running maximum and sum of 16-byte loads; a row that starts off a border of LINE bytes is peeled to
+it.
 """
 
 # mypy: ignore-errors
@@ -12,11 +13,13 @@ import triton.language as tl
 from .loss_kernel import _launch, _reduced, _wait
 
 # Knobs, replaced by the proposer. PARTS: programs a row. UNROLL: 16-byte loads a lane in flight. EARLY: a kernel is
-# launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch).
+# launched before the one it depends on has ended, and waits for it on the device (programmatic dependent launch). LINE:
+# bytes, 16 or more: from borders of 128 on the loads of a warp meet no more lines of the cache than they fill.
 WARPS = 4
 UNROLL = 2
 PARTS = 1
 EARLY = False
+LINE = 128
 # What the reference does.
 IGNORE = -100
 REDUCTION = "mean"
@@ -26,12 +29,12 @@ LOWEST = tl.constexpr(-3.0e38)
 
 
 @triton.jit
-def _edges(x_ptr, begin, start, stop, end, LANES: tl.constexpr, VEC: tl.constexpr):
-    """Return what lies before a row's first 16-byte border and behind its last, a value a lane, -inf elsewhere."""
+def _edges(x_ptr, begin, start, stop, end, LANES: tl.constexpr, BORDER: tl.constexpr):
+    """Return what lies before a row's first border and behind its last 16 bytes, a value a lane, -inf elsewhere."""
     lane = tl.arange(0, LANES)
-    tail = lane >= VEC
-    at = tl.where(tail, stop + lane - VEC, begin + lane)
-    inside = (lane < 2 * VEC) & (at < tl.where(tail, end, tl.minimum(start, end)))
+    tail = lane >= BORDER
+    at = tl.where(tail, stop + lane - BORDER, begin + lane)
+    inside = at < tl.where(tail, end, tl.minimum(start, end))
     return tl.load(x_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
 
 
@@ -46,7 +49,7 @@ def _fold(peak, total, x):
 @triton.jit
 def _rows(
     x_ptr, target_ptr, loss_ptr, peak_ptr, total_ptr, n, stride,
-    IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, TILES: tl.constexpr,
+    IGNORED: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, BORDER: tl.constexpr, TILES: tl.constexpr,
     PEEL: tl.constexpr, SPLIT: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """Of equally dense dimensions of the tile Triton fills the first with threads first: a lane keeps its loads."""
@@ -55,10 +58,10 @@ def _rows(
     begin = row * stride
     end = begin + n
     target = tl.load(target_ptr + row)
-    start = (begin + VEC - 1) // VEC * VEC
+    start = (begin + BORDER - 1) // BORDER * BORDER
     stop = tl.maximum(start, end // VEC * VEC)
     if PEEL:
-        edge = _edges(x_ptr, begin, start, stop, end, LANES, VEC)
+        edge = _edges(x_ptr, begin, start, stop, end, LANES, BORDER)
     peak = tl.full([LANES], LOWEST, tl.float32)
     total = tl.zeros([LANES], tl.float32)
     length = (stop - start).to(tl.int32)
@@ -120,10 +123,11 @@ def _cross_entropy(logits, target):
     vec = 16 // x.element_size()
     launch = _launch(EARLY, x.device)
     if rows:
-        peel = n % vec != 0 or stride % vec != 0
+        border = min(LINE // x.element_size(), 16 * WARPS)  # both rims have their lanes
+        peel = n % vec != 0 or stride % border != 0
         _rows[(rows, PARTS)](
             x, target, loss, peak, total, n, stride,
-            IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, TILES=UNROLL, PEEL=peel, SPLIT=PARTS,
+            IGNORED=IGNORE, LANES=32 * WARPS, VEC=vec, BORDER=border, TILES=UNROLL, PEEL=peel, SPLIT=PARTS,
             SOON=bool(launch), num_warps=WARPS, **launch,
         )  # fmt: skip
         if PARTS > 1:

@@ -21,7 +21,7 @@ _KNOBS = ("WARPS", "HELD", "UNROLL", "REGISTERS", "EARLY")
 _HELD = ((16, 8, 1, 64, True), (8, 16, 1, 128, True), (16, 8, 1, 64, False))
 _PARTLY = (
     (16, 5, 2, 64, True), (16, 8, 1, 64, True), (16, 6, 1, 64, True), (8, 8, 1, 64, True), (32, 6, 1, 64, True),
-    (8, 5, 2, 64, True), (16, 5, 2, 64, False), (32, 0, 2, 0, True), (16, 2, 2, 40, True), (16, 12, 1, 128, True),
+    (8, 5, 2, 64, True), (16, 5, 2, 64, False), (32, 0, 2, 0, True), (16, 12, 1, 128, True),
 )  # fmt: skip
 # As many half-precision values have room in the registers of two programs a multiprocessor.
 _HELD_WHOLE = 32768
@@ -41,6 +41,7 @@ class WideSoftmax(AnchorTemplate[_Softmax]):
 
     name: ClassVar[str] = "wide-softmax"
     choices: ClassVar[Mapping[str, Sequence[Knob]]] = {
+        "LINE": (128, 16),
         "WARPS": (16, 32, 8),
         "HELD": (5, 6, 4, 8, 0, 2),
         "UNROLL": (2, 1, 4),
@@ -54,7 +55,8 @@ class WideSoftmax(AnchorTemplate[_Softmax]):
 
     def first(self, found: _Softmax, task: Task) -> list[dict[str, Knob]]:
         widest = max(case.inputs[task.inputs.index(found.x)].shape[-1] for case in task.cases)
-        return settings(_KNOBS, (*_HELD, *_PARTLY) if widest <= _HELD_WHOLE else (*_PARTLY, *_HELD))
+        rows = (*_HELD, *_PARTLY) if widest <= _HELD_WHOLE else (*_PARTLY, *_HELD)
+        return [row | {"LINE": 128} for row in settings(_KNOBS, rows)]
 
     def source(self, found: _Softmax, task: Task, knobs: dict[str, Knob]) -> str:
         wrapper = f"def kernel({', '.join(task.inputs)}):\n    return _softmax({found.x})"

@@ -1,7 +1,7 @@
 """Softmax of wide rows: one reading finds maximum and sum, then the row is written.
 
 Part of a row stays in registers, as it was loaded; the rest is read a second time, from the cache, where few rows under
-way at a time have a place together. A row that starts off a 16-byte border is peeled to it.
+way at a time have a place together. A row that starts off a border of LINE bytes is peeled to it.
 """
 
 # mypy: ignore-errors
@@ -14,12 +14,14 @@ from .early_kernel import _launch, _wait
 
 # Knobs, replaced by the proposer. HELD: 16-byte loads a lane whose values stay in registers. UNROLL: of the others, how
 # many a lane has in flight. REGISTERS: at most, a thread; 0: any. EARLY: the kernel is launched before the one it
-# follows has ended, and waits for it on the device (programmatic dependent launch).
+# follows has ended, and waits for it on the device (programmatic dependent launch). LINE: bytes, 16 or more: from
+# borders of 128 on the loads of a warp meet no more lines of the cache than they fill.
 WARPS = 16
 HELD = 6
 UNROLL = 2
 REGISTERS = 64
 EARLY = False
+LINE = 128
 # What the reference does.
 OUT = torch.float32
 LOG = False
@@ -54,7 +56,7 @@ def _unknown(x, HIDE: tl.constexpr):
 @triton.jit
 def _rows(
     x_ptr, out_ptr, n,
-    LANES: tl.constexpr, VEC: tl.constexpr, KEPT: tl.constexpr, TILES: tl.constexpr,
+    LANES: tl.constexpr, VEC: tl.constexpr, BORDER: tl.constexpr, KEPT: tl.constexpr, TILES: tl.constexpr,
     LOGARITHM: tl.constexpr, HIDE: tl.constexpr, SOON: tl.constexpr,
 ):  # fmt: skip
     """One row a program. Rows are dense in both, so what is known of a border of one is known of the other's.
@@ -65,12 +67,12 @@ def _rows(
     row = tl.program_id(0).to(tl.int64)
     begin = row * n
     end = begin + n
-    start = (begin + VEC - 1) // VEC * VEC
+    start = (begin + BORDER - 1) // BORDER * BORDER
     stop = tl.maximum(start, end // VEC * VEC)
     lane = tl.arange(0, LANES)
-    tail = lane >= VEC
-    place = tl.where(tail, stop + lane - VEC, begin + lane)
-    on_edge = (lane < 2 * VEC) & (place < tl.where(tail, end, tl.minimum(start, end)))
+    tail = lane >= BORDER
+    place = tl.where(tail, stop + lane - BORDER, begin + lane)
+    on_edge = place < tl.where(tail, end, tl.minimum(start, end))
     edge = tl.load(x_ptr + place, mask=on_edge, other=-float("inf")).to(tl.float32)
     length = (stop - start).to(tl.int32)
     at = lane[:, None, None] * VEC + tl.arange(0, VEC)[None, None, :]
@@ -114,10 +116,11 @@ def _softmax(x):
     out = torch.empty(x.shape, dtype=OUT, device=x.device)
     lanes, vec = 32 * WARPS, 16 // x.element_size()
     limit, launch = {"maxnreg": REGISTERS} if REGISTERS else {}, _launch(EARLY, x.device)
-    sure = n if n % vec == 0 else n - 2 * vec  # of a row, at least so much lies between borders
+    border = min(LINE // x.element_size(), lanes // 2)  # both rims have their lanes
+    sure = n if n % border == 0 else n - border - vec  # of a row, at least so much lies between borders
     if out.numel():
         _rows[(x.numel() // n,)](
-            x, out, n, LANES=lanes, VEC=vec, KEPT=max(0, min(HELD, sure // (lanes * vec))), TILES=UNROLL,
+            x, out, n, LANES=lanes, VEC=vec, BORDER=border, KEPT=max(0, min(HELD, sure // (lanes * vec))), TILES=UNROLL,
             LOGARITHM=LOG, HIDE=x.device.type != "cpu", SOON=bool(launch),
             num_warps=WARPS, **limit, **launch,
         )  # fmt: skip
