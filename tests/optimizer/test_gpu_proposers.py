@@ -227,6 +227,25 @@ def test_a_wide_softmax_is_right_whatever_the_alignment_of_its_rows_and_however_
     torch.testing.assert_close(got.double(), function(x.double(), dim=-1), rtol=2**-10, atol=2**-24)
 
 
+@pytest.mark.parametrize("line", [16, 128])
+@pytest.mark.parametrize("width", [8192, 8200, 8203])
+def test_rows_are_right_from_whatever_border_they_are_peeled_to(
+    interpreter: Interpreter, width: int, line: int
+) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(3, width).half() * 4, torch.tensor([0, width - 1, 7])
+    softmax = loaded(lambda x: (x.softmax(-1),), {"x": x})
+    source = source_of(WideSoftmax(softmax), softmax.task).replace("LINE = 128", f"LINE = {line}")
+    assert f"\nLINE = {line}\n" in source
+    (got,) = interpreter.run(source, [x])
+    torch.testing.assert_close(got.double(), x.double().softmax(-1), rtol=2**-10, atol=2**-24)
+    task = loaded(loss("mean"), {"logits": x, "target": target})
+    source = source_of(CrossEntropy(task), task.task).replace("LINE = 128", f"LINE = {line}")
+    assert f"\nLINE = {line}\n" in source
+    (got,) = interpreter.run(source, [x, target])
+    torch.testing.assert_close(got.double(), F.cross_entropy(x.double(), target), rtol=1e-5, atol=1e-6)
+
+
 def test_a_softmax_of_narrow_rows_or_over_another_dimension_is_left_to_others() -> None:
     for reference, shape in ((lambda x: (x.softmax(-1),), (9, 64)), (lambda x: (x.softmax(0),), (8192, 8192))):
         task = loaded(reference, {"x": torch.zeros(shape, dtype=torch.float16)})
