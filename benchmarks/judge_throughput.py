@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from hotswap.extractor.task import ShapeCase, Task, TensorSpec
 from hotswap.models.environment import environment
 from hotswap.optimizer.judge import Judge
+from hotswap.optimizer.verdict import Verdict
 
 REFERENCE = """
 import torch
@@ -168,6 +169,7 @@ def measure(folder: Path, device: str, minutes: float, within_s: float) -> dict[
             took[depth.partition(",")[0] or "quick"].append(seconds)
             ended[f"{kind}: {depth or verdict.stage}"] += 1
             stages.update({s.stage: s.seconds for s in verdict.stages})  # type: ignore[arg-type]
+            stages.update(_parts_of_timing(verdict))  # type: ignore[arg-type]
         hours = (time.monotonic() - began) / 3600
         isolation = judge.hall.isolation
     return {
@@ -178,6 +180,12 @@ def measure(folder: Path, device: str, minutes: float, within_s: float) -> dict[
         "seconds_an_accepted_verdict": _mean(took["acceptance"]), "longest_verdict_s": longest,
         "seconds_in_stages": dict(stages), "ended": dict(sorted(ended.items())), "isolation": isolation,
     }  # fmt: skip
+
+
+def _parts_of_timing(verdict: Verdict) -> dict[str, float]:
+    """Return the seconds of each part of the timing stage; empty where it was not passed."""
+    told = verdict.stages[-1].evidence.get("seconds", "")
+    return {f"timing: {part.rpartition(' ')[0]}": float(part.rpartition(" ")[2]) for part in told.split(", ") if part}
 
 
 def _mean(seconds: list[float]) -> float | None:

@@ -275,7 +275,7 @@ class Campaign:
     def _options(self, lane: Lane) -> Iterator[tuple[Option, Proposer | None]]:
         task = lane.plan.task
         seconds = self.rates.seconds(task.fingerprint)
-        if not lane.opened:
+        if not lane.opened or lane.hunt is None:
             opening = sum(self._openings) / len(self._openings) if self._openings else _USUAL_OPENING_S
             yield Option(task.name, "", lane.left_us, 0.5, opening + seconds), None
             return

@@ -27,6 +27,8 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }  # fmt: skip
 _ALIGN = 128
+# Values that a device reads at once, and more: a rotation by a multiple of it leaves reads whole.
+_VECTOR = 64
 
 
 class Arena:
@@ -122,33 +124,39 @@ def refill(room: Tensor, fresh: Tensor, scaled: str | None, by: float) -> None:
         room.copy_(fresh)
         return
     values, out = fresh.view(DTYPES[scaled]), room.view(DTYPES[scaled])
-    first = int(by * (1 << 40)) % max(values.numel(), 1)
+    first = rotation(by, values.numel())
     rest = values.numel() - first
     torch.mul(values[first:], by, out=out[:rest])
     torch.mul(values[:first], by, out=out[rest:])
 
 
-def refill_many(rooms: Tensor, fresh: Sequence[Tensor], scaled: str | None, by: Sequence[float]) -> None:
-    """Do what `refill` does to every row of `rooms`, bit for bit, in a few steps: for devices, where each is a launch.
+def rotation(by: float, count: int) -> int:
+    """Return by how many of `count` values they are rotated, drawn from the factor; of many, by whole vectors."""
+    first = int(by * (1 << 40)) % max(count, 1)
+    return first - first % aligned(count)
 
-    fresh: the bytes for each row; the same tensor may come often.
+
+def aligned(count: int) -> int:
+    """Return what the rotation of so many values is a multiple of."""
+    return _VECTOR if count >= 64 * _VECTOR else 1
+
+
+def refill_many(
+    rooms: Tensor, sources: Sequence[Tensor], scaled: str | None, contents: Sequence[tuple[int, float]]
+) -> None:
+    """Do what `refill` does to every row of `rooms`, bit for bit, in one launch. Devices only.
+
+    sources: bytes of each; contents: of each row, which source (from the end if negative) and its factor.
     """
-    kinds = {id(f): f for f in fresh}
-    rank = {key: number for number, key in enumerate(kinds)}
-    which = torch.tensor([rank[id(f)] for f in fresh], device=rooms.device)
-    if scaled is None:
-        rooms.copy_(torch.stack(list(kinds.values()))[which])
-        return
-    values = torch.stack([f.view(DTYPES[scaled]) for f in kinds.values()])
+    from .fill_kernel import fill_rows  # Triton is there where a GPU is
+
+    nbytes = rooms.shape[1]
+    dtype = DTYPES[scaled] if scaled is not None else torch.int64 if nbytes % 8 == 0 else torch.uint8
+    values, which = torch.stack([s.view(dtype) for s in sources]), [w % len(sources) for w, _ in contents]
     count = values.shape[1]
-    if not count:
-        return
-    # A rotated row is a window of the row written twice.
-    windows = torch.cat([values, values], 1).as_strided((len(kinds), count, count), (2 * count, 1, 1))
-    first = torch.tensor([int(b * (1 << 40)) % count for b in by], device=rooms.device)
-    wide = torch.promote_types(DTYPES[scaled], torch.float32)
-    factor = torch.tensor(by, dtype=torch.float64, device=rooms.device).to(wide)[:, None]
-    torch.mul(windows[which, first], factor, out=rooms.view(DTYPES[scaled]))
+    by = [b for _, b in contents] if scaled is not None else None
+    first = [rotation(b, count) for b in by] if by is not None else [0] * len(contents)
+    fill_rows(rooms.view(dtype), values, which, first, by, aligned(count))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Hall:
         self._ids = itertools.count(2_000_000_001 + secrets.randbelow(100_000_000))
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hotswap.optimizer.judge.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "hotswap.optimizer.judge.worker", str(theirs.fileno()), *_compiled_for(device)],
             pass_fds=(theirs.fileno(),),
             env=_environment(self.threads),
             stdin=subprocess.DEVNULL,
@@ -186,6 +186,14 @@ class Hall:
             else:
                 return
         self._failed = f"no worker can be started: {'; '.join(self.refused)}"
+
+
+def _compiled_for(device: str) -> list[str]:
+    """Return the compute capability that workers compile for, nothing for a CPU."""
+    if device == "cpu" or torch.version.hip is not None or os.environ.get("TRITON_INTERPRET") == "1":
+        return []
+    major, minor = torch.cuda.get_device_capability()
+    return [str(10 * major + minor)]
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import random
 import secrets
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 _SCREENING_ROUNDS = 3
 # A block of screening is this part of one of an acceptance: calls on a device differ less from each other.
 _SCREENING_PART = {"cpu": 1 / 4, "cuda": 1 / 16}
+# What the stage "timing" is made of, in order, as its evidence names them.
+_PARTS = ("screening", "clean process", "acceptance")
 # A copy measured on the same machine may be beaten by this much: inputs can still lie in a cache.
 _ABOVE_COPY = 1.5
 # Below this the time to move the bytes is less than what a busy machine adds to or takes from a slope.
@@ -122,6 +125,8 @@ class Judge:
     def baselines(self) -> tuple[Race, ...]:
         """Return the race of the rivals for every recorded case, run once."""
         if not self._baselines:
+            for pool in self._pools_now():  # drawn, and the oracle asked, while Inductor may still be compiling
+                pool.hard(False)
             lanes = self._rivals.lanes(self._patience.call_s)
             subject = lanes[-1].name
             self._baselines = self._race(lanes, subject, self._rounds, self._block_s)
@@ -162,13 +167,17 @@ class Judge:
     def _timing(self, trial: Trial, races: list[Race]) -> dict[str, str]:
         """Screen, then race in a clean process if screening does not say that the candidate is clearly slower."""
         part = _SCREENING_PART.get(self.task.device, 1 / 4)
+        clock = [time.monotonic()]
         races += self._raced(trial, _SCREENING_ROUNDS, self._block_s * part, screening=True)
+        clock.append(time.monotonic())
         rival, screened = weighted_speedup(races, "candidate")
         depth = "screening, cut short: clearly slower" if self._hopeless else "screening"
         if screened.high >= self.best:
             trial.renew()
             trial.check(self.bank.recorded[0])
+            clock.append(time.monotonic())
             races[:] = self._raced(trial, self._rounds, self._block_s)
+            clock.append(time.monotonic())
             rival, final = weighted_speedup(races, "candidate")
             depth = "acceptance, in a clean process"
             self.best = max(self.best, final.median)
@@ -178,6 +187,8 @@ class Judge:
         if not depth.startswith("screening, cut"):  # a few calls tell slow from fast, and not how fast
             refuse_impossible(races, [p.moved_bytes for p in self._pools_now()], measure(self.task.device))
         seen = {"depth": depth, "best rival": rival, "rivals left out": self._rivals.missing or "none"}
+        spent = zip(_PARTS, (after - before for before, after in itertools.pairwise(clock)), strict=False)
+        seen["seconds"] = ", ".join(f"{part} {took:.3f}" for part, took in spent)
         return seen | ({"not captured": self._uncapturable} if self._uncapturable else {})
 
     def _raced(self, trial: Trial, rounds: int, block_s: float, *, screening: bool = False) -> tuple[Race, ...]:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 import torch
 
 from . import arena
+from .crew import each
 from .hall import Worker, WorkerError
 from .memory import new_arena, settled
 from .pool import HARD, Hard, Pool
 from .stillness import fall_still, one_thread
 
 _SPOILED = 0xA5
-# Sets of a device that are filled at once: it takes memory for a few copies of them.
-_TOGETHER_BYTES = 256 << 20
 # Above the threads of its arm, as a part of a core, and what a sprint may use before and after its calls.
 _MORE_CORES = 0.25
 _MORE_CPU_S = 0.001
@@ -126,27 +125,30 @@ class Lane:
         assert self.room is not None
         raws = [pool.raw(number) for number in range(len(pool.sources))]
         raws += [pool.raw_of(self.hard.inputs)] if self.hard else []  # the last, as HARD counts
-        if self.worker.device != "cpu":
+        on_cpu, room_of = self.worker.device == "cpu", self.room.bytes_at
+        if not on_cpu:
             self.fill_together(pool, raws)
-        for number in entries:
+
+        def fill_one(number: int) -> None:
             which, by = self.contents[number]
             for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
-                if not pool.fixed[storage] and (self.worker.device == "cpu" or which == HARD):
-                    room = self.room.bytes_at(at + number * pool.stride, nbytes)
+                if not pool.fixed[storage] and (on_cpu or which == HARD):
+                    room = room_of(at + number * pool.stride, nbytes)
                     scaled = pool.scaled[storage] if which != HARD else None
                     arena.refill(room, raws[which][storage], scaled, by)
 
+        if on_cpu:
+            each(fill_one, entries, self.worker.threads)
+        else:
+            for number in entries:
+                fill_one(number)
+
     def fill_together(self, pool: Pool, raws: list[list[torch.Tensor]]) -> None:
-        """Fill all sets in few steps; those of hard values are filled again."""
+        """Fill all sets in one launch a storage; those of hard values are filled again."""
         for storage, (at, nbytes) in enumerate(pool.layout["storages"]):
-            if pool.fixed[storage] or not nbytes:
-                continue
-            rooms, many = self._sets(pool, at, nbytes), max(1, _TOGETHER_BYTES // nbytes)
-            for start in range(0, len(self.contents), many):
-                contents = self.contents[start : start + many]
-                fresh = [raws[which][storage] for which, _ in contents]
-                place = rooms[start : start + len(contents)]
-                arena.refill_many(place, fresh, pool.scaled[storage], [by for _, by in contents])
+            if not pool.fixed[storage] and nbytes:
+                rooms = self._sets(pool, at, nbytes)[: len(self.contents)]
+                arena.refill_many(rooms, [raw[storage] for raw in raws], pool.scaled[storage], self.contents)
 
     def _sets(self, pool: Pool, at: int, nbytes: int) -> torch.Tensor:
         """Return one storage of all sets, a row for each."""
@@ -185,8 +187,8 @@ class Lane:
     def pointers(self, pool: Pool) -> torch.Tensor:
         """Return where the worker says that the outputs of the last sprint lie: a row for each call."""
         assert self.table is not None
-        calls, each = len(self.contents), len(pool.sample.targets)
-        return self.table.bytes_at(0, calls * each * 8).view(torch.int64).view(calls, each)
+        calls, outputs = len(self.contents), len(pool.sample.targets)
+        return self.table.bytes_at(0, calls * outputs * 8).view(torch.int64).view(calls, outputs)
 
     def _reweigh(self, pool: Pool, change: arena.Reweighting | None) -> None:
         assert self.room is not None

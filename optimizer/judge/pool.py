@@ -66,7 +66,7 @@ class Pool:
 
 def pool_bytes_on(device: str) -> int:
     """Return bytes of timed input sets for one worker: a device has far more memory than its caches."""
-    return 96 << 20 if device == "cpu" else min(6 << 30, torch.cuda.mem_get_info()[0] // 12)
+    return 256 << 20 if device == "cpu" else min(6 << 30, torch.cuda.mem_get_info()[0] // 12)
 
 
 def make_pool(bank: Bank, sample: Sample, weight: float, most_bytes: int) -> Pool:

@@ -13,7 +13,7 @@ import time
 from .bank import Bank
 from .lane import NOT_YET, Lane, drawn
 from .pool import HARD, Pool
-from .timed_outputs import check_sprint, outputs, refuse_wrong
+from .timed_outputs import check_sprint, outputs, refuse_any_wrong
 
 _TRIES = 3
 _AHEAD = "; its inputs were changed before its turn came: calls are made together, ahead of their turn"
@@ -48,7 +48,7 @@ def _interrupted(lane: Lane, pool: Pool, bank: Bank, source: random.Random, plac
     lane.worker.stop()
     done = _done(lane, pool)
     if done:
-        _refuse_wrong(lane, pool, bank, source.randrange(done))
+        _refuse_wrong(lane, pool, bank, {source.randrange(done): ""})
     # One call may be half made: its inputs stay.
     unread = [entry for entry in range(done + 1, calls) if entry != place]
     for entry in unread:
@@ -58,9 +58,8 @@ def _interrupted(lane: Lane, pool: Pool, bank: Bank, source: random.Random, plac
     lane.worker.answer(number, lane.sprint_most_s)
     lane.worker.stop()
     lane.refuse_company()
-    _refuse_wrong(lane, pool, bank, place)
-    if unread:
-        _refuse_wrong(lane, pool, bank, source.choice([unread[0], source.choice(unread)]), _AHEAD)
+    looked_at = {place: ""} | ({source.choice([unread[0], source.choice(unread)]): _AHEAD} if unread else {})
+    _refuse_wrong(lane, pool, bank, looked_at)
     return done
 
 
@@ -70,5 +69,8 @@ def _done(lane: Lane, pool: Pool) -> int:
     return told.index(False) if False in told else len(told)
 
 
-def _refuse_wrong(lane: Lane, pool: Pool, bank: Bank, entry: int, what: str = "") -> None:
-    refuse_wrong(lane, pool, bank, entry, outputs(lane, pool, [entry])[0], what)
+def _refuse_wrong(lane: Lane, pool: Pool, bank: Bank, entries: dict[int, str]) -> None:
+    """Raise TimedOutputError where an output of these calls is wrong; beside each, what it means if it is."""
+    got = outputs(lane, pool, list(entries))
+    calls = [(entry, found, what) for (entry, what), found in zip(entries.items(), got, strict=True)]
+    refuse_any_wrong(lane, pool, bank, calls)

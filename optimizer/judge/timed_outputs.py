@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import arena
 from .bank import Bank
+from .crew import each
 from .hall import Worker, WorkerError
 from .lane import Lane
 from .pool import HARD, Pool, contents
@@ -38,8 +39,7 @@ def check_sprint(lane: Lane, pool: Pool, bank: Bank, source: random.Random, more
     for number, (target, view) in enumerate(zip(pool.sample.targets, pool.sample.is_view, strict=True)):
         if target.reference.numel() and not view and len(set(rows[:, number].tolist())) < len(rows):
             raise TimedOutputError(f"output {number} of several timed calls lies at one address: a static buffer")
-    for entry, found in zip(chosen, got, strict=True):
-        refuse_wrong(lane, pool, bank, entry, found)
+    refuse_any_wrong(lane, pool, bank, [(entry, found, "") for entry, found in zip(chosen, got, strict=True)])
 
 
 def outputs(lane: Lane, pool: Pool, entries: Sequence[int]) -> list[list[Tensor]]:
@@ -56,6 +56,16 @@ def outputs(lane: Lane, pool: Pool, entries: Sequence[int]) -> list[list[Tensor]
         ]
     except WorkerError as error:
         raise TimedOutputError(str(error)) from error
+
+
+def refuse_any_wrong(lane: Lane, pool: Pool, bank: Bank, calls: Sequence[tuple[int, Sequence[Tensor], str]]) -> None:
+    """Do what `refuse_wrong` does for several calls, on a CPU a core for each: (entry, outputs, what it means)."""
+    if lane.worker.device == "cpu" and calls:
+        threads = lane.worker.threads
+        each(lambda call: refuse_wrong(lane, pool, bank, *call), calls, threads, max(1, threads // len(calls)))
+        return
+    for call in calls:
+        refuse_wrong(lane, pool, bank, *call)
 
 
 def refuse_wrong(lane: Lane, pool: Pool, bank: Bank, entry: int, found: Sequence[Tensor], what: str = "") -> None:

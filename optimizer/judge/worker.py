@@ -7,6 +7,7 @@ comparator, seed or clock, and nothing it says decides anything but that it fail
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -18,13 +19,23 @@ from . import isolation, wire
 from .bench import Bench
 from .device_bench import DeviceBench
 
+_IDLE_S = 0.3
+
 
 def main() -> None:
-    """Fork a worker for every order on the socket that is file descriptor `argv[1]`, until it closes."""
+    """Fork a worker for every order on the socket that is file descriptor `argv[1]`, until it closes.
+
+    argv[2]: the compute capability that Triton is made ready for (90 for 9.0), absent on a CPU.
+    """
     orders = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     isolation.die_with_parent()
+    capability = int(sys.argv[2]) if len(sys.argv) > 2 else None
     while True:
+        # Rivals are forked first: they have most to do, and take nothing from Triton's being ready.
+        if capability is not None and not select.select([orders], [], [], _IDLE_S)[0]:
+            _make_ready(capability)
+            capability = None
         try:
             order, fds = wire.receive(orders, most_fds=wire.FDS)
         except wire.GoneError:
@@ -36,6 +47,17 @@ def main() -> None:
         for fd in fds:
             os.close(fd)
         wire.send(orders, {"pid": pid})
+
+
+def _make_ready(capability: int) -> None:
+    from .warm_triton import warm_triton
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # compilers are waited for
+    warm_triton(capability)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _start(order: dict[str, Any], fds: list[int]) -> NoReturn:

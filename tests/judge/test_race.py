@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,13 +99,27 @@ def test_timed_contents_of_one_source_are_no_multiples_of_each_other() -> None:
         torch.testing.assert_close(room.flatten().sort().values, (source * by).flatten().sort().values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_sets_filled_together_as_on_a_device_are_bit_for_bit_those_filled_one_by_one(
-    make_task: Callable[..., Path], halls: Callable[[str], Hall], dtype: torch.dtype
+def rows_by_torch(
+    rooms: torch.Tensor, sources: torch.Tensor, which: list[int], first: list[int], by: list[float] | None, aligned: int
 ) -> None:
-    x = (8 * torch.randn(6, 40, generator=torch.Generator().manual_seed(11))).to(dtype)
+    """Do what the kernel that fills the sets of a device does (test_fill holds that to it), where there is none."""
+    for number, room in enumerate(rooms):
+        assert first[number] % aligned == 0
+        row = torch.roll(sources[which[number]], -first[number])
+        room.copy_(row if by is None else row * by[number])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("width", [40, 800])
+def test_sets_filled_together_as_on_a_device_are_bit_for_bit_those_filled_one_by_one(
+    make_task: Callable[..., Path], halls: Callable[[str], Hall], dtype: torch.dtype, width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stand_in = SimpleNamespace(fill_rows=rows_by_torch)
+    monkeypatch.setitem(sys.modules, "hotswap.optimizer.judge.fill_kernel", stand_in)
+    x = (8 * torch.randn(6, width, generator=torch.Generator().manual_seed(11))).to(dtype)
     bank = Bank(make_task("def reference(x):\n    return (x * x,)\n", {"x": x}), 5)
-    pool = make_pool(bank, bank.recorded[0], 1.0, 1 << 16)
+    pool = make_pool(bank, bank.recorded[0], 1.0, 1 << 18)
     source, worker = random.Random(3), halls("cpu").trusted({})
     lane = Lane("eager", worker, None, 5.0)
     try:
