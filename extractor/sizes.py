@@ -18,6 +18,10 @@ from torch._ops import OpOverloadPacket
 
 from .node_ops import example, is_weight
 
+# Dims that vary together: (input, dim).
+Part = tuple[tuple[int, int], ...]
+MOST_IN_TRIPLES = 12
+
 
 @dataclass(frozen=True)
 class SizeOf:
@@ -110,30 +114,51 @@ def size_symbols(
     for i, d in dims:
         classes.setdefault(tuple(case[i][d] for case in shapes), []).append((i, d))
     symbols: list[tuple[tuple[int, int], ...]] = []
+
+    def varies(part: Part) -> bool:
+        return _varies(run, shapes[0], make, part)
+
     for members in classes.values():
         left = list(members)
         while left:
-            part = next((p for p in _parts(left) if _varies(run, shapes[0], make, p)), None)
+            part = next((p for p in _parts(left) if varies(p)), None)
             if part is None:
                 break
+            part = _smallest(part, varies) if len(part) > 3 else part
             symbols.append(part)
             left = [m for m in left if m not in part]
     return tuple(sorted(symbols))
 
 
-def _parts(members: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield candidate sets holding the first member, smallest first; past pairs and triples only the whole."""
-    first, rest = members[0], members[1:]
-    for extra in range(min(3, len(rest) + 1)):
-        for others in combinations(rest, extra):
-            yield (first, *others)
-    if len(rest) > 2:
-        yield tuple(members)
+def _parts(members: Sequence[tuple[int, int]]) -> Iterator[Part]:
+    """Yield candidate sets holding the first member, each once: it alone, pairs, triples, those of its dim, all.
+
+    Triples only of a few members: an unrolled loop has dozens of one size, and their triples are thousands.
+    """
+    first, rest = members[0], tuple(members[1:])
+    along = tuple(m for m in rest if m[1] == first[1])
+    few = rest if len(members) <= MOST_IN_TRIPLES else ()
+    others = [(), *combinations(rest, 1), *combinations(few, 2), along, rest]
+    yield from ((first, *each) for each in dict.fromkeys(others))
 
 
-def _varies(
-    run: Callable[..., Any], shapes: Sequence[tuple[int, ...]], make: Any, part: tuple[tuple[int, int], ...]
-) -> bool:
+def _smallest(part: Part, varies: Callable[[Part], bool]) -> Part:
+    """Return what of `part` must vary with its first member: halves that need not are dropped, then quarters, on."""
+    first, kept = part[0], list(part[1:])
+    chunk = len(kept)
+    while chunk:
+        at = 0
+        while at < len(kept):
+            less = kept[:at] + kept[at + chunk :]
+            if varies((first, *less)):
+                kept = less
+            else:
+                at += chunk
+        chunk //= 2
+    return (first, *kept)
+
+
+def _varies(run: Callable[..., Any], shapes: Sequence[tuple[int, ...]], make: Any, part: Part) -> bool:
     for change in (3, 5):  # two changes, so that a size which happens to fit (a multiple, a broadcast) does not pass
         varied = [list(s) for s in shapes]
         for i, d in part:
