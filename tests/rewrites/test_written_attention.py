@@ -49,7 +49,8 @@ def with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, left: int = 3)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]).reshape(1, -1, 1, 1).expand(rows, -1, length, -1)
     both = torch.cat([scores, sinks], dim=-1)
     both = both - both.max(dim=-1, keepdim=True).values
-    return torch.matmul(F.softmax(both, dim=-1, dtype=both.dtype)[..., :-1], v)
+    weights = F.dropout(F.softmax(both, dim=-1, dtype=both.dtype)[..., :-1], p=0.0, training=False)
+    return torch.matmul(weights.to(v.dtype), v)
 
 
 def sinks_by_definition(
