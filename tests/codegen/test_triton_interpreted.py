@@ -146,8 +146,8 @@ def test_behind_a_reduction_a_packed_row_is_widened_again_from_what_was_loaded()
     def behind_the_sum(knobs: TritonKnobs) -> str:
         return emit(program, knobs).partition("def _loop")[0].partition("tl.sum")[2]
 
-    assert "unknown(h0, HIDE)" in behind_the_sum(TritonKnobs(packed=True))
-    assert "tl.load(x1" in behind_the_sum(TritonKnobs(packed=True, ahead=False))
+    assert "unknown(h1, HIDE)" in behind_the_sum(TritonKnobs(packed=True))
+    assert "tl.load(x1" in behind_the_sum(TritonKnobs(packed=True, ahead=False))  # the weight, which all rows share
     assert "tl.load(x1" not in behind_the_sum(TritonKnobs(packed=True))
     assert "unknown" not in behind_the_sum(TritonKnobs())
 
