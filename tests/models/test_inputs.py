@@ -102,26 +102,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["ResNetForImageClassification"],
     },
     "image as rows of patches": {"model_type": "siglip2_vision_model", **SMALL, "patch_size": 4, "num_patches": 144},
-    "image as rows of patches behind their places": {
-        "model_type": "pix2struct",
-        "text_config": {
-            "hidden_size": 32,
-            "d_kv": 16,
-            "d_ff": 64,
-            "num_layers": 1,
-            "num_heads": 2,
-            "vocab_size": 100,
-        },
-        "vision_config": {
-            "hidden_size": 32,
-            "patch_embed_hidden_size": 768,
-            "d_kv": 16,
-            "d_ff": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "seq_len": 144,
-        },
-    },
     "images whose patches are merged by a number each": {
         "model_type": "video_llama_3_vision",
         **SMALL,
@@ -133,7 +113,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "encoder_hidden_size": 48,
         "vocab_size": 100,
     },
-    "characters": {"model_type": "canine", **SMALL, "num_hash_buckets": 64},
+    "characters": {"model_type": "canine", **SMALL},
     "spectrogram, bins first, with a mask": {
         "model_type": "audioflamingo3_encoder",
         **SMALL,
@@ -275,6 +255,17 @@ def test_images_to_be_matched_come_in_pairs() -> None:
 
     (call,) = example_calls(_odd(forward), batch=3, seq_lens=(), seed=0)
     assert call.kwargs["pixel_values"].shape == (3, 2, 3, 32, 32)
+
+
+def test_flattened_patches_begin_with_their_row_and_column() -> None:
+    def forward(self: Any, flattened_patches: Any, attention_mask: Any = None) -> Any:
+        return flattened_patches
+
+    (call,) = example_calls(_odd(forward, main_input_name="flattened_patches"), batch=2, seq_lens=(), seed=0)
+    patches = call.kwargs["flattened_patches"]
+    assert patches.shape == (2, 144, 2 + 3 * 16 * 16)
+    assert patches[0, 13, :2].tolist() == [2, 2]
+    assert call.kwargs["attention_mask"].shape == (2, 144)
 
 
 def test_a_model_may_name_several_main_inputs() -> None:
