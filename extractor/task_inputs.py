@@ -16,6 +16,8 @@ from .task import TensorSpec
 
 # Captured bytes a shape case may keep on disk; larger tensors keep statistics only.
 STORAGE_CAP = 64 << 20
+# Values of an input that are looked at together: an embedding table in fp64 would take four times its memory.
+_BLOCK = 1 << 20
 
 
 class _Snapshot(fx.Interpreter):
@@ -74,14 +76,22 @@ def describe(
 
 
 def _statistics(tensor: torch.Tensor) -> dict[str, float | None]:
-    if tensor.numel() == 0 or tensor.is_complex():
+    """Return low, high, mean and standard deviation of the finite values, in fp64 a block at a time; {} of none."""
+    if tensor.is_complex():
         return {}
-    values = tensor.detach().to(torch.float64).flatten()
-    values = values[torch.isfinite(values)]
-    if values.numel() == 0:
-        return {}
-    std = values.std(correction=0)
-    return {"low": values.min().item(), "high": values.max().item(), "mean": values.mean().item(), "std": std.item()}
+    low, high, mean, squares, count = math.inf, -math.inf, 0.0, 0.0, 0
+    for block in tensor.detach().flatten().split(_BLOCK):
+        values = block.to(torch.float64)
+        values = values[torch.isfinite(values)]
+        if not values.numel():
+            continue
+        low, high = min(low, values.min().item()), max(high, values.max().item())
+        spread, own = (t.item() for t in torch.var_mean(values, correction=0))
+        # What blocks say apart, together: Chan, Golub and LeVeque, 1979.
+        seen, apart = count + values.numel(), own - mean
+        squares += spread * values.numel() + apart * apart * count * values.numel() / seen
+        mean, count = mean + apart * values.numel() / seen, seen
+    return {"low": low, "high": high, "mean": mean, "std": math.sqrt(squares / count)} if count else {}
 
 
 def storages(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
