@@ -58,7 +58,7 @@ def attention_with_sinks(
         *rows_first, None, None, length, length, 0.0, False, False,
         scale=scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
-    share = torch.sigmoid(made[1][..., None] - sinks.float())
+    share = torch.sigmoid(made[1].unsqueeze(-1) - sinks.float())
     return (made[0].transpose(1, 2) * share).to(query.dtype)
 
 
@@ -151,12 +151,9 @@ def _write(gm: fx.GraphModule, written: Written, call: AttentionCall, graph: _Gr
     first = next(n for n in written.node.graph.nodes if n in written.inner)
     if any(graph.writes.between(first, written.node, n) for n in read if n is not None):
         return "what it reads is written into meanwhile"
-    if written.sinks is None:
-        new = _New(sdpa, (call.query, call.key, call.value), {"attn_mask": call.mask, "scale": call.scale})
-        said = _differs(written, call, new, graph)
-    else:
-        new, said = _with_sinks(written, call, graph, where)
-    if new is None or said is not None:
+    find = _without_sinks if written.sinks is None else _with_sinks
+    new, said = find(written, call, graph, where)
+    if new is None:
         return said
     args = new.args
     if written.sinks is not None:
@@ -168,6 +165,15 @@ def _write(gm: fx.GraphModule, written: Written, call: AttentionCall, graph: _Gr
         return "what reads its result needs other strides"
     written.node.replace_all_uses_with(made)
     return None
+
+
+def _without_sinks(
+    written: Written, call: AttentionCall, graph: _Graph, where: Where
+) -> tuple[_New | None, str | None]:
+    """Return torch's own call, or why it is not the same."""
+    new = _New(sdpa, (call.query, call.key, call.value), {"attn_mask": call.mask, "scale": call.scale})
+    said = _differs(written, call, new, graph)
+    return (new, None) if said is None else (None, said)
 
 
 def _with_sinks(written: Written, call: AttentionCall, graph: _Graph, where: Where) -> tuple[_New | None, str | None]:
@@ -226,12 +232,13 @@ def _differs(written: Written, call: AttentionCall, new: _New, graph: _Graph) ->
     """Return how the call differs from what is written on random values; None where it does not. Asked once a form."""
     within = {*written.inner, written.node}
     inner = [n for n in written.node.graph.nodes if n in within]
-    known = {call.mask: graph.values[call.mask]} if call.mask in graph.values else {}
+    mask = call.mask
+    known = {mask: graph.values[mask]} if mask is not None and mask in graph.values else {}
     tensors = [example(n) for n in (call.query, call.key, call.value, call.mask, written.sinks) if n is not None]
     asked = (
         tuple((n.target, _constants((n.args, n.kwargs))) for n in inner),
         tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors),
-        (new.target, _constants((new.args, dict(new.kwargs))), form_of(call, known[call.mask]) if known else None),
+        (new.target, _constants((new.args, dict(new.kwargs))), form_of(call, *known.values()) if known else None),
     )
     if asked not in _proven:
         with unset_fake_temporarily(), torch.no_grad():
@@ -239,7 +246,7 @@ def _differs(written: Written, call: AttentionCall, new: _New, graph: _Graph) ->
     return _proven[asked]
 
 
-def _compare(inner: list[fx.Node], new: _New, known: Mapping[fx.Node | None, torch.Tensor]) -> str | None:
+def _compare(inner: list[fx.Node], new: _New, known: Mapping[fx.Node, torch.Tensor]) -> str | None:
     values: dict[fx.Node, Any] = {}
 
     def value_of(node: fx.Node) -> Any:

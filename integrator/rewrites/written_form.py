@@ -61,11 +61,12 @@ def read_written(node: fx.Node, kinds: Mapping[fx.Node, NodeKind]) -> Written | 
         parts = at.args[0] if at.args else None
         if at.target not in _CONCATENATIONS or not _last_dim(at) or not isinstance(parts, list | tuple):
             return None
-        if len(parts) != 2 or not all(isinstance(p, fx.Node) for p in parts) or example(parts[1]).shape[-1] != 1:
+        scores, *sinks = (p for p in parts if isinstance(p, fx.Node))
+        if len(parts) != 2 or len(sinks) != 1 or example(sinks[0]).shape[-1] != 1:
             return None
         found.inner.append(at)
-        found.sinks = parts[1]
-        at = _through(parts[0], found, kinds)
+        found.sinks = sinks[0]
+        at = _through(scores, found, kinds)
     return found if _read_scores(at, found, kinds) else None
 
 
@@ -136,4 +137,4 @@ def _is_greatest(node: fx.Node) -> bool:
         return False
     (most,) = greatest.all_input_nodes
     asked = most.target in ("max", torch.max) and most.all_input_nodes == [scores]
-    return asked and most.kwargs.get("dim") == -1 and most.kwargs.get("keepdim") is True
+    return bool(asked and most.kwargs.get("dim") == -1 and most.kwargs.get("keepdim") is True)

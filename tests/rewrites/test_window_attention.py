@@ -12,6 +12,7 @@ from rewritten_models import graph_of
 from torch import fx
 
 from hotswap.integrator.rewrites import window_attention
+from hotswap.integrator.rewrites.known_values import known_values
 from hotswap.integrator.rewrites.mask_choice import specialise
 from hotswap.integrator.rewrites.rewrite import Notes, Setting
 from hotswap.integrator.rewrites.window_attention import WINDOW_ATTENTION, Where, attention_by_window, with_windows
@@ -74,7 +75,7 @@ def rewritten(
     """Return the graph, what it gives, and what was done to it."""
     gm, given = graph_of(lambda q, k: attend(q, k, left, right), *inputs)
     notes = Notes()
-    with_windows(gm, window_attention.known_values(gm), notes, "window-attention", here)
+    with_windows(gm, known_values(gm), notes, "window-attention", here)
     gm.graph.lint()
     gm.recompile()
     return gm, gm(*given)[0], notes
@@ -115,7 +116,7 @@ def test_a_kernel_that_is_wrong_or_refuses_is_not_used(
 def test_a_window_that_comes_from_an_argument_keeps_its_mask(inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, _ = inputs
     gm, given = graph_of(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask), q, sees(3, 0))
-    with_windows(gm, window_attention.known_values(gm), Notes(), "window-attention", where())
+    with_windows(gm, known_values(gm), Notes(), "window-attention", where())
     assert calls(gm) == ["scaled_dot_product_attention"]
     assert given
 

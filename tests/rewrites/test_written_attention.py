@@ -42,7 +42,7 @@ def bare(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax(q @ k.transpose(-2, -1), dim=-1) @ v
 
 
-def with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, left: int = 3) -> torch.Tensor:
+def with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, left: int = 3) -> torch.Tensor:
     rows, few, length, width = k.shape
     k, v = (t[:, :, None].expand(rows, few, 2, length, width).reshape(rows, 2 * few, length, width) for t in (k, v))
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.25 + hidden(left)
@@ -137,7 +137,7 @@ def test_what_is_written_out_becomes_one_call(run: Callable[..., torch.Tensor]) 
 @pytest.mark.parametrize("left", [3, LENGTH])
 def test_a_sink_beside_the_scores_is_called_with_the_few_key_heads(left: int) -> None:
     given = inputs(few=2)
-    found, made, _ = rewritten(lambda *a: with_sinks(*a, left=left), given, where())
+    found, made, _ = rewritten(lambda q, k, v: with_sinks(q, k, v, left=left), given, where())
     assert found[-1] == "sinks_by_definition"
     assert not {"softmax", "matmul", "expand_heads", "cat"} & set(found)
     torch.testing.assert_close(made[0], with_sinks(*given, left=left))
@@ -210,9 +210,11 @@ def test_a_model_in_its_eager_attention_gives_the_same_with_passed_masks() -> No
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, attn_implementation="eager",
+        num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model: Any = transformers.LlamaForCausalLM(config)
+    model.set_attn_implementation("eager")
+    model.eval()
     made = Rewritten(model)
     ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     padded = torch.ones_like(ids)
