@@ -30,6 +30,8 @@ _WORTH_A_LINE = 0.01
 # From this share on a region is tried even at its floor: the floor of an anchor is only as good as the matmul it was
 # measured with, and a packed or better-blocked one can be faster.
 _WORTH_A_TRY = 0.05
+# A schema of torch holds 64 arguments, and the first of a swapped op says which site it stands for.
+MOST_INPUTS = 63
 
 
 @dataclass
@@ -69,7 +71,8 @@ def extract(workload_name: str, capture: Capture, profile: Profile, folder: Path
     step_us = sum(min(c.step_samples_us, default=c.step_us) * c.weight for c in profile.calls)
     drafts = _drafts(capture, measured, runs)
     ranked = sorted((_task(d, profile.limits, step_us, profile.device) for d in drafts), key=lambda t: -t[1].gain_us)
-    chosen = _named([(d, t) for d, t in ranked if t.gain_us > 0 or t.share >= _WORTH_A_TRY][:top])
+    worth = [(d, t) for d, t in ranked if t.gain_us > 0 or t.share >= _WORTH_A_TRY]
+    chosen = _named([(d, t) for d, t in worth if len(t.inputs) <= MOST_INPUTS][:top])
     left = [(d, t) for d, t in ranked if t.fingerprint not in {c.fingerprint for _, c in chosen}]
     tasks = _write(chosen, folder)
     skipped = [*_left_out(left, top), *_unsolved(capture, times, runs, step_us)]
@@ -230,9 +233,13 @@ def _write_one(
 
 
 def _left_out(rest: list[tuple[_Draft, Task]], top: int) -> list[Skipped]:
-    reason = {True: f"outside --top {top}", False: "already at its floor"}
+    def reason(task: Task) -> str:
+        if len(task.inputs) > MOST_INPUTS:
+            return f"it reads {len(task.inputs)} tensors, and an op of torch takes {MOST_INPUTS} at most"
+        return f"outside --top {top}" if task.gain_us > 0 else "already at its floor"
+
     return [
-        Skipped(t.name, t.sites[0].module if t.sites else "", t.eager_us, t.share, reason[t.gain_us > 0])
+        Skipped(t.name, t.sites[0].module if t.sites else "", t.eager_us, t.share, reason(t))
         for _, t in rest
         if t.share >= _WORTH_A_LINE
     ]

@@ -145,6 +145,21 @@ def test_tasks_beyond_top_are_listed_with_the_reason(twice: Workload, tmp_path: 
     assert any(s.reason == "outside --top 1" for s in extraction.skipped)
 
 
+def test_a_region_of_more_inputs_than_an_op_takes_is_listed_with_the_reason(tmp_path: Path) -> None:
+    class Sums(nn.Module):
+        def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+            total = parts[0].exp()
+            for part in parts[1:]:
+                total = total * part + part.sin()
+            return total
+
+    torch._dynamo.reset()
+    many = tuple(torch.randn(8, 8) for _ in range(70))
+    extraction = extracted(Workload(Sums(), (Call(args=many),)), tmp_path)
+    assert extraction.tasks == ()
+    assert "it reads 70 tensors, and an op of torch takes 63 at most" in {s.reason for s in extraction.skipped}
+
+
 def test_what_dynamo_does_not_trace_is_said() -> None:
     torch._dynamo.reset()
     found = capture(Workload(_Opaque(), (Call((torch.randn(2, 4),)),)))
