@@ -80,7 +80,7 @@ def _statistics(tensor: torch.Tensor) -> dict[str, float | None]:
     if tensor.is_complex():
         return {}
     low, high, mean, squares, count = math.inf, -math.inf, 0.0, 0.0, 0
-    for block in tensor.detach().flatten().split(_BLOCK):
+    for block in torch.split(tensor.detach().flatten(), _BLOCK):
         values = block.to(torch.float64)
         values = values[torch.isfinite(values)]
         if not values.numel():
