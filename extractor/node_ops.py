@@ -1,7 +1,7 @@
 """Turn a node of a captured torch-IR graph into the ATen ops it runs and the kind of work they are.
 
 Nothing is matched by name: a node is executed on its fake example values under a dispatch mode, and the ops seen are
-judged by their schema, their tags and torch's FLOP registry with what it lacks.
+judged by their schema, their tags and torch's own FLOP registry.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from ..profiler.flop_formulas import FLOP_FORMULAS
 
 aten = torch.ops.aten
 
@@ -60,6 +58,9 @@ _ROW_PACKETS = frozenset(
     }
 )
 
+
+# Has FLOPs, though the registry lacks it; its formula is the profiler's, which exports that hold this file do without.
+_PRODUCTS = frozenset({aten._grouped_mm})
 
 # Views by another name: `reshape` of what it has just copied, which nobody else can see.
 _VIEW_PACKETS = frozenset({aten._unsafe_view})
@@ -294,7 +295,7 @@ def _kind(node: fx.Node, seen: tuple[SeenOp, ...] | None) -> NodeKind:
 
 
 def _has_flops(op: torch._ops.OpOverload) -> bool:
-    return op.overloadpacket in flop_registry or op.overloadpacket in FLOP_FORMULAS
+    return op.overloadpacket in flop_registry or op.overloadpacket in _PRODUCTS
 
 
 def _importable(target: Any) -> bool:
