@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -125,6 +126,7 @@ def _at_home(scratch: str, *, confined: bool) -> None:
         home = {"HOME": scratch, "TMPDIR": scratch, "HOTSWAP_CACHE": f"{scratch}/cache"}
         # Triton may have been imported by the parent, and then keeps the home it saw there.
         os.environ.update(home | {"TRITON_HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"})
+        tempfile.tempdir = None  # looked for anew: the parent may have found one that this id may not write to
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

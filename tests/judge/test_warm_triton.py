@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,20 @@ def test_a_fork_of_what_is_ready_compiles() -> None:
         [sys.executable, "-W", "ignore", "-c", READY], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+AT_HOME = """
+import sys
+import tempfile
+
+from hotswap.optimizer.judge.worker import _at_home
+
+assert tempfile.gettempdir() != sys.argv[1]
+_at_home(sys.argv[1], confined=True)
+sys.exit(0 if tempfile.gettempdir() == sys.argv[1] else 1)
+"""
+
+
+def test_a_worker_puts_temporary_files_into_its_own_folder_wherever_its_parent_put_them(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", AT_HOME, str(tmp_path)], check=False, timeout=120)
+    assert done.returncode == 0
