@@ -77,7 +77,23 @@ def default_fields(model_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
         config = CONFIG_MAPPING[model_type](**deepcopy(over))
     except Exception as error:  # a config's own code may refuse to be made of nothing
         raise SpecError(f"{model_type}: its config has no default: {type(error).__name__}: {error}") from error
-    return {**config.to_dict(), "model_type": model_type}, over
+    return {**_told(config.to_dict()), "model_type": model_type}, over
+
+
+def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields; of parts without a type not those that every config has anyhow: they refuse them."""
+    from transformers import PretrainedConfig
+
+    plain = PretrainedConfig().to_dict()
+
+    def inside(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        part = not value.get("model_type")
+        left = {k: v for k, v in value.items() if not part or k not in plain or plain[k] != v}
+        return {k: inside(v) for k, v in left.items()}
+
+    return {name: inside(value) for name, value in fields.items()}
 
 
 def _workload(model: Any, model_type: str) -> Workload:
