@@ -88,10 +88,11 @@ def on_shapes(model: Any, method: str, kwargs: Mapping[str, Any]) -> tuple[bool 
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = {k: fake.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+    run = getattr(model, method)
     with _kept(model), _forgotten():
         try:
             with fake, torch.no_grad():
-                return True, getattr(model, method)(**inputs)
+                return True, run(**inputs)
         except _DATA_DEPENDENT:
             return None, None
         except Exception:  # a forward refuses what it cannot take by whatever its code raises

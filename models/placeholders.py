@@ -55,7 +55,7 @@ def _features(model: Any, kind: str, made: Mapping[str, Any]) -> int:
     if makes is None or not hasattr(embed, "embedding_dim"):
         return 0
     takes = inspect.signature(makes).parameters
-    _, output = on_shapes(model, makes, {name: value for name, value in made.items() if name in takes})
+    _, output = on_shapes(model, method, {name: value for name, value in made.items() if name in takes})
     features = getattr(output, "pooler_output", output)
     numbers = sum(leaf.numel() for leaf in tree_leaves(features) if isinstance(leaf, torch.Tensor))
     return numbers // int(embed.embedding_dim)

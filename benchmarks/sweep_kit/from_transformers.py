@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -25,6 +26,8 @@ OVERRIDES = Path(__file__).with_name("overrides.json")
 # What a small instance may have: a third of a gigabyte in fp32.
 MOST_PARAMETERS = 80_000_000
 BATCH, LENGTH = 2, 16
+# CPU time after which no further reduction is tried: the strongest come first, and a trial has its own bound.
+LADDER_SECONDS = 20.0
 
 
 def model_types() -> list[str]:
@@ -42,15 +45,16 @@ def model_types() -> list[str]:
 def small(model_type: str) -> tuple[Workload, str]:
     """Return a workload of the strongest reduction of `model_type` that builds and runs, and the reduction's name.
 
-    Raises the error of the attempt that came furthest where none does.
+    Raises the error of the attempt that came furthest where none does within LADDER_SECONDS.
     """
+    end = time.process_time() + LADDER_SECONDS
     fields, over = default_fields(model_type)
     tried: list[str] = []
     errors: list[tuple[int, HotswapError]] = []
     for how in ladder():
         made = merged(changed(fields, reduced(fields, how)), over)
         key = json.dumps(made, sort_keys=True, default=str)
-        if key in tried:
+        if key in tried or (errors and time.process_time() > end):
             continue
         tried.append(key)
         came = 0
