@@ -18,7 +18,7 @@ from .floor import cost
 from .node_ops import NodeKind, example, node_kinds
 from .node_times import NodeTimes, time_nodes
 from .reference import input_names, region_module
-from .regions import Region, op_name
+from .regions import Region, hint, op_name
 from .task import Extraction, ShapeCase, Site, Skipped, Task, TensorSpec, task_folder
 from .task_inputs import describe, snapshot
 from .write_task import task_symbols, write_task
@@ -143,16 +143,22 @@ def _cases(draft: _Draft) -> dict[Any, tuple[_Place, list[_Place]]]:
     """Group places by the exact layout of their inputs: each group is one shape case, shown by its first place."""
     found: dict[Any, tuple[_Place, list[_Place]]] = {}
     for place in draft.places:
-        key = tuple((tuple(example(n).shape), example(n).stride()) for n in place.region.inputs)
+        key = tuple(_layout(n) for n in place.region.inputs)
         found.setdefault(key, (place, []))[1].append(place)
     return found
+
+
+def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape and strides a tensor had while it was traced; symbols can be neither keys nor written down."""
+    tensor = example(node)
+    return tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
 
 
 def _case(index: int, place: _Place, members: Sequence[_Place]) -> ShapeCase:
     return ShapeCase(
         name=f"s{index}",
         inputs=tuple(
-            TensorSpec(name, tuple(example(n).shape), example(n).stride(), 0, str(example(n).dtype)[6:], "activation")
+            TensorSpec(name, *_layout(n), 0, str(example(n).dtype)[6:], "activation")
             for n, name in zip(place.region.inputs, input_names(place.region), strict=True)
         ),
         calls=len(members),

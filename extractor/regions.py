@@ -131,10 +131,10 @@ def _read_outside(node: fx.Node, group: nx.Graph[fx.Node], kinds: dict[fx.Node, 
 
 
 def _elements(node: fx.Node) -> int:
-    return sum(_hint(leaf.numel()) for leaf in tree_leaves(example(node)) if isinstance(leaf, torch.Tensor))
+    return sum(hint(leaf.numel()) for leaf in tree_leaves(example(node)) if isinstance(leaf, torch.Tensor))
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def hint(size: int | torch.SymInt) -> int:
     """Return the size a symbol had while tracing, without adding a guard."""
     return size if isinstance(size, int) else int(size.node.hint or 1)
 
