@@ -439,6 +439,7 @@ def test_on_a_gpu_a_graph_keeps_the_memory_that_matmuls_work_in_whoever_clears_t
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_on_a_gpu_no_padded_call_waits_for_its_mask_and_every_mask_is_what_it_is() -> None:
     from transformers import BertConfig, BertModel
 
