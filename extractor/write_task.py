@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..models.record import write_bytes, write_text
 from .reference import reference_source
@@ -21,7 +22,9 @@ from .task_inputs import storages
 def task_symbols(task: Task, module: fx.GraphModule) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the input sizes that may vary and the region's module still runs, found on tensors without memory."""
     shapes = [[s.shape for s in c.inputs] for c in task.cases]
-    with FakeTensorMode(), torch.no_grad(), _without_fake_tensor_talk():
+    # Without memory a fused attention takes keys and values of unlike lengths; the few ops that it stands for do not.
+    in_few_ops = sdpa_kernel(SDPBackend.MATH)
+    with FakeTensorMode(), torch.no_grad(), _without_fake_tensor_talk(), in_few_ops:
         return size_symbols(module.forward, shapes, lambda s: _empty_inputs(task.cases[0].inputs, s, task.device))
 
 

@@ -196,3 +196,23 @@ def test_dynamo_s_spelling_of_a_module_becomes_its_path() -> None:
     assert module_path("L['self'].encoder.layer.0") == "encoder.layer.0"
     assert module_path("L['args'][0].model.norm") == "model.norm"
     assert module_path("L['self']") == ""
+
+
+class Masked(nn.Module):
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_keys_values_and_the_mask_over_them_are_of_one_length_in_a_task_of_attention(
+    masked: bool, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 3, 24, 8) for _ in range(3))
+    mask = (torch.rand(2, 1, 24, 24) < 0.5,) if masked else ()
+    (task,) = extracted(Workload(Masked().eval(), (Call((q, k, v, *mask)),)), tmp_path).tasks
+    queries, keys = ((0, 2), (3, 2)), ((1, 2), (2, 2), (3, 3))
+    wanted = {queries, keys} if masked else {queries[:1], keys[:2]}
+    assert wanted <= set(task.size_symbols)
