@@ -21,7 +21,7 @@ def each(work: Callable[[T], R], items: Iterable[T], threads: int, apiece: int =
 
     threads: how many take part, the caller's among them. apiece: threads of torch for each of these.
     """
-    given = list(items)
+    before, given = torch.get_num_threads(), list(items)
     many = max(1, min(_MOST, threads, len(given)))
     shares = [functools.partial(_share, work, given[start::many], apiece) for start in range(many)]
     others = [_crew().submit(share) for share in shares[1:]]
@@ -29,6 +29,7 @@ def each(work: Callable[[T], R], items: Iterable[T], threads: int, apiece: int =
         first = shares[0]()
     finally:
         rest = [other.exception() or other.result() for other in others]
+        torch.set_num_threads(before)  # last: threads that begin later have what any thread has set last
     made: list[R] = [None] * len(given)  # type: ignore[list-item]
     for start, share in enumerate([first, *rest]):
         if isinstance(share, BaseException):
@@ -43,9 +44,5 @@ def _crew() -> ThreadPoolExecutor:
 
 
 def _share(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        return [work(item) for item in items]
-    finally:
-        torch.set_num_threads(before)
+    return [work(item) for item in items]
