@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,12 @@ def test_keys_values_and_the_mask_over_them_are_of_one_length_in_a_task_of_atten
     queries, keys = ((0, 2), (3, 2)), ((1, 2), (2, 2), (3, 3))
     wanted = {queries, keys} if masked else {queries[:1], keys[:2]}
     assert wanted <= set(task.size_symbols)
+
+
+def test_shares_add_up_to_the_step_at_most_though_nodes_took_longer_than_it(twice: Workload, tmp_path: Path) -> None:
+    profile = profile_of(twice.calls)
+    short = replace(profile, calls=tuple(replace(c, step_us=1.0, step_samples_us=(1.0,)) for c in profile.calls))
+    found = extract("tiny", capture(twice), short, tmp_path, top=8)
+    assert found.tasks
+    assert sum(t.share for t in found.tasks) <= 1.0
+    assert found.covered == 1.0
