@@ -91,6 +91,8 @@ STRANGERS: dict[str, Cheat] = {
         import sys, threading, time
         def work(outs, sets):
             time.sleep(0.03)
+            outs[0].copy_(right(*sets[0]))
+            time.sleep(0.04)  # so that a judge who is late to stop it does not find the rest done
             for out, one in zip(outs, sets): out.copy_(right(*one))
         def drop(self, order, fds):
             self.outs = []
