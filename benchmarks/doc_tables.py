@@ -20,6 +20,7 @@ from typing import Any
 from hotswap.benchmarks.kernels_kit import table as kernels
 from hotswap.benchmarks.models_kit import table as models
 from hotswap.benchmarks.models_kit.race import rivals_of
+from hotswap.benchmarks.ratio import ratio
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/gpu.md")
@@ -50,15 +51,16 @@ def headline() -> str:
         ours = next((r for r in arms if r["arm"] == "ours"), None)
         if best and ours and best["ours_faster"]:
             cells = f"| {workload.removesuffix('@full')} {shape} | {best['ms']:.2f} ms | {ours['ms']:.2f} ms"
-            found.append((best["ours_faster"], cells))
-    lines += [f"{cells} | {_interval(faster)} |" for faster, cells in sorted(found, key=lambda f: -f[0]["median"])]
-    mean = statistics.geometric_mean(faster["median"] for faster, _ in found)
+            found.append((best, cells))
+    found.sort(key=lambda f: -f[0]["ours_faster"]["median"])
+    lines += [f"{cells} | {ratio(best)} |" for best, cells in found]
+    mean = statistics.geometric_mean(best["ours_faster"]["median"] for best, _ in found)
     lines.append(f"| **{len(found)} workloads, geometric mean** | | | **{mean:.2f}x** |")
     for (task, shape, _), arms_by_name in kernels.by_row(rows_of("kernels-nvidia-h200")):
         rival, own = arms_by_name.get("torch.compile"), arms_by_name.get("ours")
         if f"{task} {shape}" in _KERNELS and rival and own and rival["us"] and own["us"]:
             cells = f"| {task} {shape} | {rival['us']:.1f} us | {own['us']:.1f} us"
-            lines.append(f"{cells} | {_interval(rival['ours_faster'])} |")
+            lines.append(f"{cells} | {ratio(rival)} |")
     return "\n".join(lines)
 
 
@@ -70,7 +72,7 @@ def cpu_kernels() -> str:
     for task, dtype in dict.fromkeys((r["task"], r["dtype"]) for r in rows):
         arm = {r["arm"]: r for r in rows if (r["task"], r["dtype"]) == (task, dtype)}
         us = " | ".join(f"{arm[name]['us']:.0f}" if name in arm else "-" for name in ("eager", "inductor", "ours"))
-        gains = " | ".join(_interval(arm[name].get("ours_faster")) for name in ("inductor", "eager"))
+        gains = " | ".join(ratio(arm[name]) for name in ("inductor", "eager"))
         lines.append(f"| {task} | {dtype} | {us} | {gains} |")
     return "\n".join(lines)
 
@@ -86,10 +88,6 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Return a page with every table made anew. Raises KeyError where it asks for a table that nobody makes."""
     return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
-
-
-def _interval(faster: dict[str, float] | None) -> str:
-    return f"{faster['median']:.2f}x [{faster['low']:.2f}, {faster['high']:.2f}]" if faster else "-"
 
 
 def main() -> None:

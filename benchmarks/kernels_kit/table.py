@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from hotswap.benchmarks.ratio import ratio
 from hotswap.integrator.report import svg
 from hotswap.integrator.report.markup import element
 
@@ -92,7 +93,7 @@ def markdown(results: list[Result]) -> str:
         name = f"{_us(best)} {best['arm']}" if best else "-"
         lines.append(
             f"| {task} {shape} | {dtype} | {_us(ours)} | {share} | {_us(arms.get('eager'))} "
-            f"| {_us(arms.get('torch.compile'))} | {name} | {_ratio(best)} | {_made_by(ours)} |"
+            f"| {_us(arms.get('torch.compile'))} | {name} | {ratio(best)} | {_made_by(ours)} |"
         )
     if not all(_counts(r) for r in results):
         breaches = dict.fromkeys(f"{r['arm']}, {r['task']}: {r['note']}" for r in results if not _counts(r))
@@ -119,11 +120,6 @@ def _us(result: Result | None) -> str:
 
 def _made_by(ours: Result) -> str:
     return ", ".join(part for part in (ours.get("proposer"), ours.get("label")) if part) or "-"
-
-
-def _ratio(best: Result | None) -> str:
-    faster = best["ours_faster"] if best else None
-    return f"{faster['median']:.2f}x [{faster['low']:.2f}, {faster['high']:.2f}]" if faster else "-"
 
 
 def plot(results: list[Result], title: str) -> str:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from hotswap.benchmarks.ratio import ratio
+
 from .race import rivals_of
 
 Rows = Sequence[dict[str, Any]]
@@ -44,8 +46,8 @@ def markdown(rows: Rows) -> str:
             _ms(eager),
             f"{best['ms']:.2f} ({best['arm']})" if best else "-",
             _ms(ours),
-            _ratio(best),
-            _ratio(eager),
+            ratio(best),
+            ratio(eager),
             f"{ours['times_floor']:.2f}" if ours and ours.get("times_floor") else "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -60,14 +62,9 @@ def line(rows: Rows) -> str:
     """Return one line about one workload."""
     told = [f"{r['arm']} {r['ms']:.2f} ms" if r["ms"] is not None else f"{r['arm']}: {r['note']}" for r in rows]
     best = min(rivals_of(rows), key=lambda r: r["ms"], default=None)
-    beside = f"  over {best['arm']} {_ratio(best)}" if best else ""
+    beside = f"  over {best['arm']} {ratio(best)}" if best else ""
     return f"{rows[0]['workload']} {rows[0]['shape']}: {', '.join(told)}{beside}"
 
 
 def _ms(row: dict[str, Any] | None) -> str:
     return f"{row['ms']:.2f}" if row and row["ms"] is not None else "-"
-
-
-def _ratio(row: dict[str, Any] | None) -> str:
-    faster = row.get("ours_faster") if row else None
-    return f"{faster['median']:.2f}x [{faster['low']:.2f}, {faster['high']:.2f}]" if faster else "-"

@@ -77,10 +77,7 @@ def choose_back_ends(gm: fx.GraphModule, notes: Notes, *, on: tuple[str, ...], c
 
 
 def _signature(call: AttentionCall) -> tuple[Any, ...]:
-    nodes = [n for n in (call.query, call.key, call.value, call.mask) if n is not None]
-    tensors = [example(n) for n in nodes]
-    layout = tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors)
-    return (*layout, call.causal, call.scale, call.grouped)
+    return (*layouts(call.query, call.key, call.value, call.mask), call.causal, call.scale, call.grouped)
 
 
 def _race(call: AttentionCall, clock: Clock) -> tuple[Callable[..., torch.Tensor] | None, str]:
@@ -131,6 +128,12 @@ def agree(made: torch.Tensor, expected: torch.Tensor, roundings: int = 8) -> boo
         return False
     apart = (made.double() - expected.double()).abs().max()
     return bool(apart <= roundings * torch.finfo(expected.dtype).eps)
+
+
+def layouts(*nodes: fx.Node | None) -> tuple[Any, ...]:
+    """Return shape, strides, dtype and device of each node there is: calls alike in them are proven and timed once."""
+    tensors = [example(n) for n in nodes if n is not None]
+    return tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors)
 
 
 def like(node: fx.Node) -> torch.Tensor:

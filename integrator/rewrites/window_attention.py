@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...extractor.node_ops import example, node_kinds
 from ..writes import find_writes
-from .attention_backend import MARGIN, Clock, agree, graph_us, like, timed_back_ends
+from .attention_backend import MARGIN, Clock, agree, graph_us, layouts, like, timed_back_ends
 from .attention_call import AttentionCall, attention_calls, sdpa
 from .band_attention import attention_by_band
 from .graph_edit import drop_unused, insert_call
@@ -46,13 +46,20 @@ def attention_by_window(
     query: (rows, heads, length, width); key, value: (rows, heads or a divisor of them, length, width). Raises
     RuntimeError, as torch's own back ends do, where the kernel does not take the call.
     """
+    return flash_in_window(query, key, value, left, right, scale)[0]
+
+
+def flash_in_window(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, left: int, right: int, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention in a window (-1: without an end) and the log-sum-exp of its scores, (rows, heads, length)."""
     rows_first = [t.transpose(1, 2) for t in (query, key, value)]
     length = query.shape[2]
     made: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
         *rows_first, None, None, length, length, 0.0, False, False,
         scale=scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
-    return made[0].transpose(1, 2)
+    return made[0].transpose(1, 2), made[1]
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,7 @@ def _decide(
 
     Asked once for calls that are alike.
     """
-    tensors = [example(n) for n in (call.query, call.key, call.value, *few)]
-    layout = tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors)
-    asked = (layout, form, call.scale, call.grouped, where)
+    asked = (layouts(call.query, call.key, call.value, *few), form, call.scale, call.grouped, where)
     if asked not in _decided:
         with unset_fake_temporarily(), torch.no_grad():
             _decided[asked] = _race(call, form, few, mask, where)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...extractor.node_ops import NodeKind, example, node_kinds
 from ..writes import Writes, find_writes
-from .attention_backend import Clock, agree, graph_us, like
+from .attention_backend import Clock, agree, graph_us, layouts, like
 from .attention_call import AttentionCall, sdpa
 from .band_attention import band_attention, takes
 from .graph_edit import drop_unused, insert_call
@@ -27,7 +27,7 @@ from .known_values import known_values
 from .packed_use import fits
 from .plain_attention import form_of
 from .rewrite import Applied, NotApplied, Notes, Rewrite, Setting
-from .window_attention import HALVES
+from .window_attention import HALVES, flash_in_window
 from .written_form import Written, read_written
 
 # Written out, scores and weights are rounded in between: in 16 bits twice what one call does, in fp32 the sums' order.
@@ -52,14 +52,8 @@ def attention_with_sinks(
     logits, broadcastable to (rows, heads, length, 1). left, right: how far a query sees, -1 for all. The kernel's
     log-sum-exp l over the keys makes it exact: e^l / (e^l + e^sink) = sigmoid(l - sink) of the result remains.
     """
-    rows_first = [t.transpose(1, 2) for t in (query, key, value)]
-    length = query.shape[2]
-    made: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
-        *rows_first, None, None, length, length, 0.0, False, False,
-        scale=scale, window_size_left=left, window_size_right=right,
-    )  # fmt: skip
-    share = torch.sigmoid(made[1].unsqueeze(-1) - sinks.float())
-    return (made[0].transpose(1, 2) * share).to(query.dtype)
+    made, sums = flash_in_window(query, key, value, left, right, scale)
+    return (made * torch.sigmoid(sums.unsqueeze(-1) - sinks.float())).to(query.dtype)
 
 
 def band_with_sinks(
@@ -193,8 +187,7 @@ def _with_sinks(written: Written, call: AttentionCall, graph: _Graph, where: Whe
 
 
 def _timed(new: _New, clock: Clock) -> float:
-    layouts = tuple((tuple(t.shape), tuple(t.stride()), t.dtype) for t in (example(n) for n in new.args[:4]))
-    asked = (new.target, layouts, new.args[4:], clock)
+    asked = (new.target, layouts(*new.args[:4]), new.args[4:], clock)
     if asked not in _times:
         with unset_fake_temporarily(), torch.no_grad():
             values = [like(n) for n in new.args[:4]]
@@ -234,10 +227,9 @@ def _differs(written: Written, call: AttentionCall, new: _New, graph: _Graph) ->
     inner = [n for n in written.node.graph.nodes if n in within]
     mask = call.mask
     known = {mask: graph.values[mask]} if mask is not None and mask in graph.values else {}
-    tensors = [example(n) for n in (call.query, call.key, call.value, call.mask, written.sinks) if n is not None]
     asked = (
         tuple((n.target, _constants((n.args, n.kwargs))) for n in inner),
-        tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in tensors),
+        layouts(call.query, call.key, call.value, call.mask, written.sinks),
         (new.target, _constants((new.args, dict(new.kwargs))), form_of(call, *known.values()) if known else None),
     )
     if asked not in _proven:
